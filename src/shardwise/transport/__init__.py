@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""BYTES between nodes: messages, codec, handshake without I/O, encrypted channels, link shaping and faults."""

@@ -1,0 +1,103 @@
+"""The seam between the stage worker and whatever computes layers.
+
+The worker hands over a batch of rows (several sessions, consecutive positions each) with the stage's input, and gets
+activations or, on the last stage, logits. Every implementation passes `tests/stage/backend_contract.py`.
+
+Shapes: T rows of the batch, H hidden size, S rows whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.records import Record
+
+Floats = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int32]
+
+
+class BackendSettings(Record):
+    """What a backend needs to know beside its slice."""
+
+    context_tokens: int = 2048  # per session
+    max_sessions: int = 4
+    chunk_tokens: int = 64  # most rows of one prefill chunk
+    kv_type: str = "f16"  # f16 | q8_0
+    threads: int = 1
+    gpu_layers: int = 0
+    blas: str = "auto"  # auto (by quantization) | on | off
+    use_mmap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSegment:
+    """Consecutive rows of one sequence; `slot` is the backend's number of the session, 0 <= slot < max_sessions."""
+
+    slot: int
+    position: int
+    num_tokens: int
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """Exactly one of both: activations [T, H] in the order of the segments, or logits [S, V], and hidden [S, H] if asked."""
+
+    activations_TH: Floats | None = None
+    logits_SV: Floats | None = None
+
+
+class MemoryFigures(Record):
+    """Bytes."""
+
+    weight_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+
+
+class StageBackend(Protocol):
+    """Computes a run of layers for many sessions.
+
+    Promises: rows are independent of other sessions' *content*; equal batches give equal bits; `rollback` forgets
+    positions; a failed `forward` leaves the sessions as they were.
+    Fails when: out of memory (`StageOutOfMemory`), a corrupt slice (`StageLoadFailed`), no room (`ContextFull`).
+    """
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def memory(self) -> MemoryFigures: ...
+
+    @property
+    def library(self) -> str:
+        """Name, version and build, e.g. `llama.cpp 0.3.36 openblas`."""
+        ...
+
+    def embed(self, tokens_T: Tokens) -> Floats:
+        """Token embeddings [T, H] as layer 0 wants them; first stage only."""
+        ...
+
+    def forward(self, segments: list[BatchSegment], x_TH: Floats) -> StageOutput:
+        """Run the layers over one batch."""
+        ...
+
+    def rollback(self, slot: int, position: int) -> None:
+        """Forget everything from `position` on; 0 frees the slot."""
+        ...
+
+    def export_kv(self, slot: int) -> bytes:
+        """The slot's KV state."""
+        ...
+
+    def import_kv(self, slot: int, state: bytes) -> int:
+        """Restore a KV state; returns the number of positions it holds."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
