@@ -70,16 +70,28 @@ def build_key(requirement: str) -> str:
 
 def cmake_args(with_blas: bool) -> str:
     """Only the libraries; BLAS from the PyPI package whose symbols carry the prefix `scipy_`."""
-    args = ["-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_SERVER=OFF",
-            "-DLLAVA_BUILD=OFF"]
+    args = [
+        "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_BUILD_EXAMPLES=OFF",
+        "-DLLAMA_BUILD_TOOLS=OFF",
+        "-DLLAMA_BUILD_SERVER=OFF",
+        "-DLLAVA_BUILD=OFF",
+    ]
     if with_blas:
         where = subprocess.check_output(
             [str(PYTHON), "-c", "import scipy_openblas32 as b; print(b.get_lib_dir()); print(b.get_include_dir())"], text=True
         ).split("\n")
-        library = next(p for p in Path(where[0]).iterdir() if "scipy_openblas" in p.name and p.suffix in {".so", ".dylib", ".lib"})
+        library = next(
+            p for p in Path(where[0]).iterdir() if "scipy_openblas" in p.name and p.suffix in {".so", ".dylib", ".lib"}
+        )
         defines = " ".join(f"-D{name}=scipy_{name}" for name in RENAMED)
-        args += ["-DGGML_BLAS=ON", "-DGGML_BLAS_VENDOR=OpenBLAS", f"-DBLAS_LIBRARIES={library.as_posix()}",
-                 f"-DBLAS_INCLUDE_DIRS={Path(where[1]).as_posix()}", f"-DCMAKE_CXX_FLAGS='{defines}'"]
+        args += [
+            "-DGGML_BLAS=ON",
+            "-DGGML_BLAS_VENDOR=OpenBLAS",
+            f"-DBLAS_LIBRARIES={library.as_posix()}",
+            f"-DBLAS_INCLUDE_DIRS={Path(where[1]).as_posix()}",
+            f"-DCMAKE_CXX_FLAGS='{defines}'",
+        ]
     return " ".join(args)
 
 
@@ -99,8 +111,22 @@ def compile_wheel(requirement: str, target: Path, with_blas: bool) -> Path:
     watcher = threading.Thread(target=progress, daemon=True)
     watcher.start()
     try:
-        run(PYTHON, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", "--no-binary", "llama-cpp-python", "-v", "-w", target,
-            requirement, env=env, log=log)
+        run(
+            PYTHON,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-deps",
+            "--no-cache-dir",
+            "--no-binary",
+            "llama-cpp-python",
+            "-v",
+            "-w",
+            target,
+            requirement,
+            env=env,
+            log=log,
+        )
     finally:
         done.set()
         watcher.join()

@@ -198,7 +198,9 @@ class MissingExtraError(ShardwiseError):
         return cls(f"{needed_for} needs the extra '{extra}'", hint=f"pip install 'shardwise[{extra}]'")
 
 
-def from_record(kind: str, message: str, where: str = "", hint: str = "", details: dict[str, Any] | None = None) -> ShardwiseError:
+def from_record(
+    kind: str, message: str, where: str = "", hint: str = "", details: dict[str, Any] | None = None
+) -> ShardwiseError:
     """Rebuild an error that crossed a process as plain data; unknown kinds become `RemoteFailure`."""
     cls = globals().get(kind)
     if not (isinstance(cls, type) and issubclass(cls, ShardwiseError)):

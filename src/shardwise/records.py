@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -12,8 +12,30 @@ from shardwise.errors import UsageError
 T = TypeVar("T")
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Frozen, keyword-only, and strict: an unknown field is an error."""
+if TYPE_CHECKING:  # what msgspec cannot tell a type checker: frozen and keyword-only are inherited
+
+    @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(msgspec.field,))
+    class Record:
+        """Frozen, keyword-only, and strict: an unknown field is an error."""
+
+        __struct_fields__: ClassVar[tuple[str, ...]]
+
+        def __init_subclass__(
+            cls, *, tag: str | None = None, tag_field: str = "", omit_defaults: bool = False, array_like: bool = False
+        ) -> None: ...
+
+else:
+
+    class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        """Frozen, keyword-only, and strict: an unknown field is an error."""
+
+
+R = TypeVar("R", bound="Record")
+
+
+def replace(record: R, **changes: Any) -> R:
+    """A copy with some fields changed."""
+    return msgspec.structs.replace(record, **changes)  # type: ignore[type-var]
 
 
 def to_json(record: Any, *, indent: int = 0) -> bytes:

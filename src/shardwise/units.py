@@ -73,7 +73,9 @@ def _scaled(value: float, base: float, prefixes: tuple[str, ...]) -> tuple[float
 
 def _digits(value: float) -> str:
     magnitude = abs(value)
-    return f"{value:.0f}" if magnitude >= 99.95 or value == int(value) else f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
+    return (
+        f"{value:.0f}" if magnitude >= 99.95 or value == int(value) else f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
+    )
 
 
 def format_bytes(value: float) -> str:

@@ -8,6 +8,7 @@ interpreter cannot be started (`StageLoadFailed`). **Called by** `deploy`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import subprocess
 import sys
@@ -37,16 +38,12 @@ class _Child:
                 env=environment,
             )
         except OSError as error:
-            raise StageLoadFailed(
-                f"cannot start worker {spec.name}: {error}", where=" ".join(command)
-            ) from error
+            raise StageLoadFailed(f"cannot start worker {spec.name}: {error}", where=" ".join(command)) from error
         self.log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
         assert self.process.stdin is not None
         assert self.process.stderr is not None
         self.stdin: IO[bytes] = self.process.stdin
-        self.pump = threading.Thread(
-            target=self._pump, args=(self.process.stderr,), name=f"log-{spec.name}", daemon=True
-        )
+        self.pump = threading.Thread(target=self._pump, args=(self.process.stderr,), name=f"log-{spec.name}", daemon=True)
         self.pump.start()
         try:
             self.stdin.write(len(spec.config).to_bytes(8, "little") + spec.config)
@@ -74,10 +71,8 @@ class _Child:
 
     def stop(self, grace_s: float) -> None:
         """Close its input (the worker then ends by itself), then terminate, then kill."""
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it is gone already
             self.stdin.close()
-        except BrokenPipeError:
-            pass  # it is gone already
         try:
             self.process.wait(timeout=grace_s)
         except subprocess.TimeoutExpired:

@@ -28,7 +28,7 @@ MAX_PAYLOAD_BYTES = 2**30
 MAX_SEGMENTS = 4096
 
 
-class Message(Record, frozen=True, tag_field="t", omit_defaults=True):
+class Message(Record, tag_field="t", omit_defaults=True):
     """Base of all messages."""
 
 
@@ -298,9 +298,7 @@ def encode(message: AnyMessage) -> bytes:
 def decode(header: bytes | memoryview) -> AnyMessage:
     """Strict decoding; raises `ProtocolMismatch` on anything that is not one of our messages."""
     if len(header) > MAX_HEADER_BYTES:
-        raise ProtocolMismatch(
-            f"a header of {len(header)} bytes", hint=f"at most {MAX_HEADER_BYTES} are allowed"
-        )
+        raise ProtocolMismatch(f"a header of {len(header)} bytes", hint=f"at most {MAX_HEADER_BYTES} are allowed")
     try:
         return _decoder.decode(header)
     except (
