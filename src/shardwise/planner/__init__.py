@@ -1,1 +1,39 @@
-"""See docs/architecture.md."""
+"""HOW to split a model, and WHETHER: cost model, search, advice. Pure functions over records; no clock, socket or process."""
+
+from shardwise.planner.types import (
+    Advice,
+    Alternative,
+    BoundaryPrediction,
+    Limits,
+    Objective,
+    Percentiles,
+    Plan,
+    PlanRequest,
+    Prediction,
+    RankAssignment,
+    Reason,
+    Rejection,
+    Speculation,
+    StageAssignment,
+    StagePrediction,
+    Workload,
+)
+
+__all__ = [
+    "Advice",
+    "Alternative",
+    "BoundaryPrediction",
+    "Limits",
+    "Objective",
+    "Percentiles",
+    "Plan",
+    "PlanRequest",
+    "Prediction",
+    "RankAssignment",
+    "Reason",
+    "Rejection",
+    "Speculation",
+    "StageAssignment",
+    "StagePrediction",
+    "Workload",
+]
