@@ -26,7 +26,13 @@ if TYPE_CHECKING:  # what msgspec cannot tell a type checker: frozen and keyword
 
 else:
 
-    class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    class _KeywordOnly(type(msgspec.Struct)):
+        """msgspec inherits every option but `kw_only`, so each class is told."""
+
+        def __new__(mcls, name, bases, namespace, **options):
+            return super().__new__(mcls, name, bases, namespace, **({"kw_only": True} | options))
+
+    class Record(msgspec.Struct, metaclass=_KeywordOnly, frozen=True, forbid_unknown_fields=True):
         """Frozen, keyword-only, and strict: an unknown field is an error."""
 
 
