@@ -1,0 +1,236 @@
+"""Cuts one stage out of a GGUF model into a file of its own that llama.cpp loads.
+
+In: a `.gguf` path (the first part of a split one), layers [start, end), a directory. Out: `StageFiles`. Tensors are
+copied piece by piece; a file appears under its name only when it is whole and on the disk; work that is already there
+and unchanged is skipped. A whole model (start 0, end n) is used as it lies, nothing is copied.
+
+Fails when: the architecture is not proved (`UnsupportedModelError`); the range or the cut is not allowed, the disk has
+too little space (checked before anything is written) or the directory cannot be written (`UsageError`); the source is
+not a readable GGUF (`MalformedModelError`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from shardwise.errors import MalformedModelError, UsageError
+from shardwise.model.families import Family, cut_points, require_proved
+from shardwise.records import Record, from_json, to_json
+from shardwise.shards.gguf_source import GgufSource
+from shardwise.shards.gguf_writer import (
+    OutTensor,
+    encode_header,
+    file_bytes,
+    make_directory,
+    require_space,
+    write_file,
+)
+from shardwise.shards.slice_recipe import (
+    EMBEDDING,
+    embedding_entries,
+    embedding_tensors,
+    slice_entries,
+    slice_tensors,
+)
+
+RECIPE = 1  # raised whenever the same source would give another slice
+Progress = Callable[[int, int], None]  # (bytes written, bytes in all)
+
+
+class StageFiles(Record):
+    """The files of one stage and how its input must be fed."""
+
+    start: int
+    end: int
+    num_layers: int  # of the whole model
+    weights: str  # path; the first part of a split file
+    embedding: str | None  # path of a GGUF that holds token_embd.weight; only for start == 0
+    architecture: str
+    input_scale: float  # what the stage's input (looked-up embeddings or activations, f32) is multiplied by
+    input_node: str | None  # if set: overwrite this graph node with the input, because llama.cpp changes its input first
+    output_node: str  # graph node that holds the last layer's output, rows x hidden size in f32
+    weight_bytes: int  # of the tensors in `weights`
+
+
+class SliceStamp(Record):
+    """Beside each written file: what it was made from, and what it was when it was finished."""
+
+    recipe: int
+    start: int
+    end: int
+    source_digest: str  # SHA-256 of all headers
+    source_bytes: tuple[int, ...]  # of every part
+    source_mtime_ns: tuple[int, ...]
+    result_digest: str  # SHA-256 of the file
+    result_bytes: int
+    result_mtime_ns: int
+
+
+class _Job:
+    """One file to write."""
+
+    def __init__(self, path: Path, layers: tuple[int, int], entries: list[bytes], tensors: list[OutTensor]) -> None:
+        self.path = path
+        self.layers = layers
+        self.tensors = tensors
+        self.header = encode_header(entries, tensors)
+        self.num_bytes = file_bytes(self.header, tensors)
+
+    @property
+    def stamp_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".stamp.json")
+
+
+def slice_model(
+    gguf_path: str | Path, start: int, end: int, out_dir: str | Path, *, progress: Progress | None = None
+) -> StageFiles:
+    """Write the slice of layers [start, end) into `out_dir` unless it is there already.
+
+    `progress(done_bytes, total_bytes)` is called after each piece. Errors: see the module.
+    """
+    source = GgufSource(gguf_path)
+    family = require_proved(source.architecture)
+    num_layers = _num_layers(source)
+    _check_range(family, start, end, num_layers)
+    if (start, end) == (0, num_layers):
+        return _whole_model(source, family, num_layers)
+    directory = Path(out_dir)
+    make_directory(directory)
+    stem = source.paths[0].name.removesuffix(".gguf")
+    weights = _Job(
+        directory / f"{stem}.layers-{start}-{end}.gguf",
+        (start, end),
+        slice_entries(source, family, start, end, num_layers),
+        slice_tensors(source, family, start, end, num_layers),
+    )
+    jobs = [weights]
+    if start == 0:
+        path = directory / f"{stem}.embedding.gguf"
+        jobs.append(_Job(path, (0, 0), embedding_entries(source), embedding_tensors(source)))
+    _write_missing(jobs, source, directory, progress)
+    return _stage_files(
+        source,
+        family,
+        (start, end, num_layers),
+        weights=str(weights.path),
+        embedding=str(jobs[1].path) if start == 0 else None,
+        weight_bytes=sum(t.num_bytes for t in weights.tensors),
+    )
+
+
+def _num_layers(source: GgufSource) -> int:
+    value = source.value(f"{source.architecture}.block_count")
+    if not isinstance(value, int) or value < 1:
+        raise MalformedModelError(f"{source.architecture}.block_count is {value!r}", where=str(source.paths[0]))
+    if EMBEDDING not in source.tensors:
+        raise MalformedModelError(f"no tensor '{EMBEDDING}'", where=str(source.paths[0]))
+    return value
+
+
+def _check_range(family: Family, start: int, end: int, num_layers: int) -> None:
+    if not 0 <= start < end <= num_layers:
+        raise UsageError(
+            f"layers {start} to {end} are not a part of a model of {num_layers} layers",
+            where="layers",
+            hint=f"0 <= start < end <= {num_layers}",
+        )
+    allowed = cut_points(family, num_layers)
+    for cut in (start, end):
+        if cut not in (0, num_layers) and cut not in allowed:
+            raise UsageError(
+                f"a {family.architecture} model of {num_layers} layers cannot be cut before layer {cut}",
+                where="layers",
+                hint="it cannot be cut at all" if not allowed else f"allowed: {', '.join(map(str, allowed))}",
+                allowed_cuts=allowed,
+            )
+
+
+def _whole_model(source: GgufSource, family: Family, num_layers: int) -> StageFiles:
+    return _stage_files(
+        source,
+        family,
+        (0, num_layers, num_layers),
+        weights=str(source.paths[0]),
+        embedding=str(source.tensors[EMBEDDING].path),
+        weight_bytes=sum(t.num_bytes for t in source.tensors.values()),
+    )
+
+
+def _stage_files(
+    source: GgufSource,
+    family: Family,
+    layers: tuple[int, int, int],
+    *,
+    weights: str,
+    embedding: str | None,
+    weight_bytes: int,
+) -> StageFiles:
+    start, end, num_layers = layers
+    hidden_size = int(source.value(f"{source.architecture}.embedding_length"))
+    return StageFiles(
+        start=start,
+        end=end,
+        num_layers=num_layers,
+        weights=weights,
+        embedding=embedding,
+        architecture=source.architecture,
+        input_scale=math.sqrt(hidden_size) if family.scales_input and start == 0 else 1.0,
+        input_node=family.input_node if start > 0 else None,
+        output_node=f"l_out-{end - start - 1}",
+        weight_bytes=weight_bytes,
+    )
+
+
+def _write_missing(jobs: list[_Job], source: GgufSource, directory: Path, progress: Progress | None) -> None:
+    missing = [job for job in jobs if not _is_there(job, source)]
+    total_bytes = sum(job.num_bytes for job in missing)
+    require_space(directory, total_bytes)
+    done_bytes = 0
+
+    def on_bytes(num_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += num_bytes
+        if progress is not None:
+            progress(done_bytes, total_bytes)
+
+    for job in missing:
+        digest = write_file(job.path, job.header, job.tensors, on_bytes)
+        stat = job.path.stat()
+        stamp = _stamp(job, source, digest, stat.st_size, stat.st_mtime_ns)
+        write_file(job.stamp_path, to_json(stamp), [])
+
+
+def _stamp(job: _Job, source: GgufSource, digest: str, num_bytes: int, mtime_ns: int) -> SliceStamp:
+    stats = [path.stat() for path in source.paths]
+    return SliceStamp(
+        recipe=RECIPE,
+        start=job.layers[0],
+        end=job.layers[1],
+        source_digest=source.header_digest,
+        source_bytes=tuple(s.st_size for s in stats),
+        source_mtime_ns=tuple(s.st_mtime_ns for s in stats),
+        result_digest=digest,
+        result_bytes=num_bytes,
+        result_mtime_ns=mtime_ns,
+    )
+
+
+def _is_there(job: _Job, source: GgufSource) -> bool:
+    """Same source, same recipe, and the file is what was written: by size and time, or else by its digest."""
+    try:
+        found = from_json(job.stamp_path.read_bytes(), SliceStamp)
+        stat = job.path.stat()
+    except (OSError, UsageError):
+        return False
+    wanted = _stamp(job, source, found.result_digest, found.result_bytes, found.result_mtime_ns)
+    if wanted != found or stat.st_size != found.result_bytes:
+        return False
+    return stat.st_mtime_ns == found.result_mtime_ns or _sha256(job.path) == found.result_digest
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
