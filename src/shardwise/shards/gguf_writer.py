@@ -15,58 +15,46 @@ import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import gguf
-
 from shardwise.errors import CorruptWeightsError, UsageError
+from shardwise.model.gguf_header import FORMATS, GgufType
 from shardwise.units import format_bytes
 
 COPY_BYTES = 8 << 20
 ALIGNMENT_BYTES = 32
-_PACK = {
-    gguf.GGUFValueType.UINT8: "<B",
-    gguf.GGUFValueType.INT8: "<b",
-    gguf.GGUFValueType.UINT16: "<H",
-    gguf.GGUFValueType.INT16: "<h",
-    gguf.GGUFValueType.UINT32: "<I",
-    gguf.GGUFValueType.INT32: "<i",
-    gguf.GGUFValueType.FLOAT32: "<f",
-    gguf.GGUFValueType.UINT64: "<Q",
-    gguf.GGUFValueType.INT64: "<q",
-    gguf.GGUFValueType.FLOAT64: "<d",
-    gguf.GGUFValueType.BOOL: "<?",
-}
 
 
+@dataclass(frozen=True, slots=True)
 class OutTensor:
     """One tensor to write: `path is None` means `num_bytes` zeros."""
 
-    __slots__ = ("name", "num_bytes", "offset_bytes", "path", "shape", "type_id")
-
-    def __init__(
-        self, name: str, shape: tuple[int, ...], type_id: int, num_bytes: int, path: Path | None, offset_bytes: int = 0
-    ) -> None:
-        self.name = name
-        self.shape = shape
-        self.type_id = type_id
-        self.num_bytes = num_bytes
-        self.path = path
-        self.offset_bytes = offset_bytes
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    num_bytes: int
+    path: Path | None
+    offset_bytes: int = 0
 
 
-def encode_entry(key: str, kind: gguf.GGUFValueType, value: Any) -> bytes:
+def encode_raw(key: str, kind: GgufType, raw: bytes) -> bytes:
+    """One key/value pair from its value's bytes."""
+    return _string(key) + struct.pack("<I", kind) + raw
+
+
+def encode_entry(key: str, kind: GgufType, value: Any) -> bytes:
     """One key/value pair; a list or tuple becomes an array of `kind`."""
     head = _string(key)
     if isinstance(value, list | tuple):
-        head += struct.pack("<IIQ", gguf.GGUFValueType.ARRAY, kind, len(value))
+        head += struct.pack("<IIQ", GgufType.ARRAY, kind, len(value))
         return head + b"".join(_value(kind, item) for item in value)
     return head + struct.pack("<I", kind) + _value(kind, value)
 
 
-def _value(kind: gguf.GGUFValueType, value: Any) -> bytes:
-    return _string(value) if kind == gguf.GGUFValueType.STRING else struct.pack(_PACK[kind], value)
+def _value(kind: GgufType, value: Any) -> bytes:
+    return _string(value) if kind == GgufType.STRING else struct.pack("<" + FORMATS[kind], value)
 
 
 def _string(text: str) -> bytes:

@@ -16,81 +16,79 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gguf import GGMLQuantizationType, GGUFValueType
-
-from shardwise.errors import MalformedModelError
 from shardwise.model.families import LEADING_LAYER_KEYS, PER_LAYER_KEYS, Family
+from shardwise.model.gguf_header import GgufType, Scalar
 from shardwise.shards.gguf_source import GgufSource, SourceTensor
 from shardwise.shards.gguf_writer import OutTensor, encode_entry
 
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 HEAD_BIAS = "output.bias"
+PATTERN = "attention.sliding_window_pattern"
 _LAYER = re.compile(r"^blk\.(\d+)\.(.+)$")
-_F32 = int(GGMLQuantizationType.F32)
+_F32 = 0  # ggml's number of the type
 
 
 def slice_entries(source: GgufSource, family: Family, start: int, end: int, num_layers: int) -> list[bytes]:
     """The slice's metadata: the source's bytes where nothing changes."""
-    prefix = f"{source.architecture}."
     is_last = end == num_layers
     changed = _changed_values(source, family, start, end, num_layers)
     out = [encode_entry(key, kind, value) for key, (kind, value) in changed.items()]
-    for key, raw in source.entries.items():
+    for key in source.keys:
         dropped = key.startswith(("split.", "general.alignment")) or (key.startswith("tokenizer.") and not is_last)
         if not dropped and key not in changed:
-            out.append(_cut_entry(source, key, raw, prefix, start, end, num_layers))
+            out.append(_cut_entry(source, key, start, end, num_layers))
     return out
 
 
-def _changed_values(
-    source: GgufSource, family: Family, start: int, end: int, num_layers: int
-) -> dict[str, tuple[GGUFValueType, Any]]:
+def _changed_values(source: GgufSource, family: Family, start: int, end: int, num_layers: int) -> dict[str, tuple[GgufType, Any]]:
     """Entries that a slice states anew."""
-    arch = source.architecture
-    out: dict[str, tuple[GGUFValueType, Any]] = {
-        "general.architecture": (GGUFValueType.STRING, arch),
-        f"{arch}.block_count": (GGUFValueType.UINT32, end - start),
+    out: dict[str, tuple[GgufType, Any]] = {
+        "general.architecture": (GgufType.STRING, source.architecture),
+        source.own_key("block_count"): (GgufType.UINT32, end - start),
     }
     if end < num_layers:
-        out["tokenizer.ggml.model"] = (GGUFValueType.STRING, "no_vocab")
-        out[f"{arch}.vocab_size"] = (GGUFValueType.UINT32, 1)
+        out["tokenizer.ggml.model"] = (GgufType.STRING, "no_vocab")
+        out[source.own_key("vocab_size")] = (GgufType.UINT32, 1)
     if start > 0:
-        for key, value in family.neutral_metadata.items():
-            if f"{arch}.{key}" in source.entries:
-                out[f"{arch}.{key}"] = (GGUFValueType.FLOAT32, value)
-    for key in LEADING_LAYER_KEYS:
-        if f"{arch}.{key}" in source.entries:
-            left = max(0, int(source.value(f"{arch}.{key}")) - start)
-            out[f"{arch}.{key}"] = (GGUFValueType.UINT32, left)
+        for name, value in family.neutral_metadata.items():
+            if source.has(name):
+                out[source.own_key(name)] = (GgufType.FLOAT32, value)
+    for name in LEADING_LAYER_KEYS:
+        if source.has(name):
+            out[source.own_key(name)] = (GgufType.UINT32, max(0, source.integer(name) - start))
     window = _window_pattern(source, family, num_layers)
     if window is not None:
-        out[f"{arch}.attention.sliding_window_pattern"] = (GGUFValueType.BOOL, window[start:end])
+        out[source.own_key(PATTERN)] = (GgufType.BOOL, window[start:end])
     return out
 
 
 def _window_pattern(source: GgufSource, family: Family, num_layers: int) -> list[bool] | None:
     """Which layers of the model are windowed, as llama.cpp would derive it; None where no pattern applies."""
     rule = family.sliding_window
-    key = f"{source.architecture}.attention.sliding_window_pattern"
-    if source.is_array(key):
-        return [bool(x) for x in source.value(key)]
-    if rule is None or (rule.requires_key and not source.value(f"{source.architecture}.attention.sliding_window")):
+    if source.element_type(source.own_key(PATTERN)) is not None:
+        return [bool(x) for x in _per_layer(source, source.own_key(PATTERN), num_layers)]
+    if rule is None or (rule.requires_key and not source.integer("attention.sliding_window", 0)):
         return None
-    period = int(source.value(key, rule.period))
+    period = source.integer(PATTERN, rule.period)
     full_at = 0 if rule.dense_first else period - 1
     return [period == 0 or index % period != full_at for index in range(num_layers)]
 
 
-def _cut_entry(source: GgufSource, key: str, raw: bytes, prefix: str, start: int, end: int, num_layers: int) -> bytes:
+def _cut_entry(source: GgufSource, key: str, start: int, end: int, num_layers: int) -> bytes:
     """Per-layer arrays are cut, everything else keeps its bytes."""
-    if key.removeprefix(prefix) not in PER_LAYER_KEYS or not key.startswith(prefix) or not source.is_array(key):
-        return raw
-    values = source.value(key)
-    kind = source.value_type(key)
-    if len(values) != num_layers or kind is None:
-        raise MalformedModelError(f"'{key}' has {len(values)} elements for {num_layers} layers", where=str(source.paths[0]))
-    return encode_entry(key, kind, values[start:end])
+    own, _, name = key.partition(".")
+    kind = source.element_type(key)
+    if own != source.architecture or name not in PER_LAYER_KEYS or kind is None:
+        return source.entry(key)
+    return encode_entry(key, kind, _per_layer(source, key, num_layers)[start:end])
+
+
+def _per_layer(source: GgufSource, key: str, num_layers: int) -> list[Scalar]:
+    values = source.array(key)
+    if len(values) < num_layers:
+        raise source.header.complaint(f"the key '{key}' has {len(values)} elements for {num_layers} layers")
+    return values
 
 
 def slice_tensors(source: GgufSource, family: Family, start: int, end: int, num_layers: int) -> list[OutTensor]:
@@ -153,5 +151,5 @@ def embedding_tensors(source: GgufSource) -> list[OutTensor]:
 
 def embedding_entries(source: GgufSource) -> list[bytes]:
     """Metadata of the embedding file: enough to say where it came from."""
-    keep = ("general.architecture", "general.name", f"{source.architecture}.embedding_length")
-    return [source.entries[key] for key in keep if key in source.entries]
+    keep = ("general.architecture", "general.name", source.own_key("embedding_length"))
+    return [source.entry(key) for key in keep if key in source.keys]

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from shardwise.errors import MalformedModelError, UsageError
+from shardwise.errors import UsageError
 from shardwise.model.families import Family, cut_points, require_proved
 from shardwise.records import Record, from_json, to_json
 from shardwise.shards.gguf_source import GgufSource
@@ -122,12 +122,12 @@ def slice_model(
 
 
 def _num_layers(source: GgufSource) -> int:
-    value = source.value(f"{source.architecture}.block_count")
-    if not isinstance(value, int) or value < 1:
-        raise MalformedModelError(f"{source.architecture}.block_count is {value!r}", where=str(source.paths[0]))
+    num_layers = source.integer("block_count")
+    if num_layers < 1:
+        raise source.header.complaint(f"{source.own_key('block_count')} is {num_layers}")
     if EMBEDDING not in source.tensors:
-        raise MalformedModelError(f"no tensor '{EMBEDDING}'", where=str(source.paths[0]))
-    return value
+        raise source.header.complaint(f"there is no tensor '{EMBEDDING}'")
+    return num_layers
 
 
 def _check_range(family: Family, start: int, end: int, num_layers: int) -> None:
@@ -169,7 +169,7 @@ def _stage_files(
     weight_bytes: int,
 ) -> StageFiles:
     start, end, num_layers = layers
-    hidden_size = int(source.value(f"{source.architecture}.embedding_length"))
+    hidden_size = source.integer("embedding_length")
     return StageFiles(
         start=start,
         end=end,
