@@ -129,6 +129,7 @@ class ModelDescription(Record):
     embedding: tuple[WeightTensor, ...]  # held by the first stage
     output: tuple[WeightTensor, ...]  # final norm and head, held by the last stage
     other: tuple[WeightTensor, ...] = ()  # needed by every stage (rope factors)
+    unused: tuple[WeightTensor, ...] = ()  # in the file, but loaded by no stage (layers for multi-token prediction)
     tied_embeddings: bool  # the head reuses the token embedding, so the last stage holds a copy of it
     hidden_size: int
     num_heads: int
@@ -163,7 +164,7 @@ class ModelDescription(Record):
 
     def all_tensors(self) -> list[WeightTensor]:
         inner = [t for layer in self.layers for t in layer.tensors]
-        return [*self.embedding, *inner, *self.output, *self.other]
+        return [*self.embedding, *inner, *self.output, *self.other, *self.unused]
 
     def stage_weight_bytes(self, start: int, end: int) -> int:
         """Weights of a stage with the layers [start, end): embedding with layer 0, head with the last layer."""

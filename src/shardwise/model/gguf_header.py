@@ -26,6 +26,7 @@ MAX_ENTRIES = 1 << 18  # metadata keys, tensors
 MAX_ARRAY_ELEMENTS = 1 << 24  # the largest known array has 500,000 merges
 MAX_NAME_BYTES = 1 << 16  # gguf.md: keys are at most 2^16 - 1 bytes
 MAX_DIMS = 4
+MAX_INTEGER = 1 << 48  # of a size or count that somebody computes with
 
 
 class GgufType(IntEnum):
@@ -143,9 +144,9 @@ class GgufHeader:
         value = self.scalar(key)
         if key not in self.metadata and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            missing = key not in self.metadata
-            raise self.complaint(f"the key '{key}' is {'missing' if missing else 'no non-negative integer'}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_INTEGER:
+            what = "missing" if key not in self.metadata else f"{str(value)[:40]!r}, which is no possible size"
+            raise self.complaint(f"the key '{key}' is {what}")
         return value
 
     def integers(self, key: str, count: int, default: int | None = None) -> list[int]:
@@ -156,8 +157,8 @@ class GgufHeader:
         if entry.value.element_type in (GgufType.STRING, GgufType.FLOAT32, GgufType.FLOAT64):
             raise self.complaint(f"the key '{key}' holds no integers")
         values = [int(v) for v in self.array(key)]
-        if len(values) < count or min(values, default=0) < 0:
-            raise self.complaint(f"the key '{key}' must hold {count} non-negative integers, one a layer")
+        if len(values) < count or min(values, default=0) < 0 or max(values, default=0) >= MAX_INTEGER:
+            raise self.complaint(f"the key '{key}' must hold {count} sizes, one a layer")
         return values[:count]
 
     def complaint(self, message: str) -> MalformedModelError:
