@@ -122,7 +122,6 @@ class OpenSession(Message, tag="open"):
     traced: bool = False
     fast_replay: bool = False
     start_position: int = 0  # KV up to here is already in place (restored from a checkpoint)
-    embed: bool = False  # return the mean of the last hidden states instead of sampling
 
 
 class CloseSession(Message, tag="close"):

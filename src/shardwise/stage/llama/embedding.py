@@ -1,0 +1,41 @@
+"""The token embedding beside llama.cpp: rows of a memory-mapped matrix, dequantized by gguf's numpy code.
+
+Only the rows of the tokens asked for are read, so a 500 MB matrix costs no memory. gguf's dequantization is equal to
+llama.cpp's to the bit (tests/stage/test_embedding.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from gguf import GGUFReader
+from gguf.quants import dequantize
+
+from shardwise.errors import StageLoadFailed, UsageError
+from shardwise.stage.backend import Floats, Tokens
+
+
+class TokenEmbedding:
+    """`token_embd.weight` of a GGUF file."""
+
+    def __init__(self, path: str, scale: float = 1.0) -> None:
+        try:
+            reader = GGUFReader(path)
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise StageLoadFailed(f"the token embedding cannot be read: {error}", where=path) from error
+        found = [t for t in reader.tensors if t.name == "token_embd.weight"]
+        if not found:
+            raise StageLoadFailed("the file holds no token_embd.weight", where=path)
+        tensor = found[0]
+        self._type = tensor.tensor_type
+        self.hidden_size, self.vocab_size = int(tensor.shape[0]), int(tensor.shape[1])
+        self._rows = tensor.data.reshape(self.vocab_size, -1)
+        self._scale = np.float32(scale)
+        self.num_bytes = int(tensor.n_bytes)
+
+    def lookup(self, tokens_T: Tokens) -> Floats:
+        """Embeddings [T, H] of token ids [T]; ids outside the vocabulary are a `UsageError`."""
+        if len(tokens_T) and (int(tokens_T.min()) < 0 or int(tokens_T.max()) >= self.vocab_size):
+            raise UsageError(f"a token id is outside 0..{self.vocab_size - 1}", where="prompt")
+        rows = np.ascontiguousarray(self._rows[tokens_T])
+        x_TH = np.ascontiguousarray(dequantize(rows, self._type), dtype=np.float32).reshape(len(tokens_T), self.hidden_size)
+        return x_TH if self._scale == 1.0 else x_TH * self._scale

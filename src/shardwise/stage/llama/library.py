@@ -1,0 +1,126 @@
+"""llama.cpp as a library: loading, version, which of its backends are on, log lines.
+
+The build links OpenBLAS from the PyPI package `scipy-openblas32`, which lives elsewhere in site-packages; it is loaded
+first so that the dynamic linker finds it by its name. BLAS helps some quantizations in prefill and slows others
+(DESIGN 3.7, docs/adr/0002-llama-build.md), so a process that serves one of the latter unloads ggml's BLAS backend.
+
+Fails with `StageLoadFailed` where the library cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from shardwise.errors import StageLoadFailed
+
+# Where dequantizing to f32 for a BLAS product beats ggml's own kernels (prefill of 512, one thread; ADR 0002).
+BLAS_HELPS = frozenset({"Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "Q8_0", "IQ4_XS", "IQ3_S"})
+_log_lines: list[str] = []
+_BUFFER = re.compile(r"(KV|compute|output|model|RS) buffer size\s*=\s*([\d.]+) MiB")
+_buffers: dict[str, int] = {}
+_kept_alive: list[Any] = []
+
+
+def _preload_openblas() -> None:
+    spec = importlib.util.find_spec("scipy_openblas32")
+    if spec is None or not spec.submodule_search_locations:
+        return
+    for file in (Path(next(iter(spec.submodule_search_locations))) / "lib").glob("*scipy_openblas*"):
+        if file.suffix in {".so", ".dylib", ".dll"}:
+            if sys.platform == "win32":
+                os.add_dll_directory(str(file.parent))
+            ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+
+
+@functools.cache
+def load() -> Any:
+    """The module `llama_cpp.llama_cpp`, initialised once a process."""
+    try:
+        _preload_openblas()
+        api = importlib.import_module("llama_cpp.llama_cpp")
+    except (ImportError, OSError, RuntimeError, FileNotFoundError) as error:
+        raise StageLoadFailed(
+            f"llama.cpp cannot be loaded: {error}", hint="pip install --force-reinstall llama-cpp-python"
+        ) from error
+
+    @api.llama_log_callback  # type: ignore[untyped-decorator]
+    def on_log(level: int, text: bytes, _user: Any) -> None:
+        if match := _BUFFER.search(text.decode(errors="replace")):
+            _buffers[match.group(1)] = _buffers.get(match.group(1), 0) + round(float(match.group(2)) * 2**20)
+        if level in (3, 4):  # warnings and errors
+            _log_lines.append(text.decode(errors="replace").rstrip())
+            del _log_lines[:-40]
+
+    api.llama_log_set(on_log, None)
+    _kept_alive.append(on_log)  # llama.cpp holds only the address
+    api.llama_backend_init()
+    return api
+
+
+def take_log() -> str:
+    """llama.cpp's warnings and errors since the last call."""
+    text = "; ".join(line for line in _log_lines if line)
+    _log_lines.clear()
+    return text
+
+
+def take_buffers() -> dict[str, int]:
+    """Bytes of the buffers that llama.cpp said it allocated since the last call, by kind: model, KV, RS, compute, output."""
+    found = dict(_buffers)
+    _buffers.clear()
+    return found
+
+
+@functools.cache
+def ggml(name: str = "ggml") -> ctypes.CDLL:
+    """One of ggml's shared libraries (`ggml`, `ggml-base`), already loaded by `load`."""
+    load()
+    package = importlib.import_module("llama_cpp")
+    folder = Path(str(package.__file__)).parent / "lib"
+    for pattern in (f"lib{name}.so", f"lib{name}.dylib", f"{name}.dll"):
+        if (folder / pattern).exists():
+            return ctypes.CDLL(str(folder / pattern))
+    raise StageLoadFailed(f"llama.cpp was installed without lib{name}", where=str(folder))
+
+
+def _registry(name: bytes) -> int | None:
+    lib = ggml()
+    lib.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    lib.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
+    found = lib.ggml_backend_reg_by_name(name)
+    return int(found) if found else None
+
+
+def has_blas() -> bool:
+    """Whether ggml's BLAS backend is there in this process."""
+    return _registry(b"BLAS") is not None
+
+
+def choose_blas(mode: str, main_quantization: str) -> bool:
+    """Switch BLAS off for this process where it does not help; returns whether it is on.
+
+    `mode` is auto | on | off. Must come before the first model is loaded.
+    """
+    registry = _registry(b"BLAS")
+    if registry is None:
+        return False
+    if mode == "on" or (mode == "auto" and main_quantization in BLAS_HELPS):
+        return True
+    lib = ggml()
+    lib.ggml_backend_unload.argtypes = [ctypes.c_void_p]
+    lib.ggml_backend_unload(registry)
+    return False
+
+
+def describe() -> str:
+    """`llama.cpp 0.3.36 openblas`: what rates and bit-equality depend on."""
+    package = importlib.import_module("llama_cpp")
+    return f"llama.cpp {package.__version__}{' openblas' if has_blas() else ''}"
