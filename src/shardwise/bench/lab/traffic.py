@@ -1,0 +1,133 @@
+"""Bulk transfers and probes inside a lab's hosts: `python -m shardwise.bench.lab.traffic ROLE ADDRESS [PORT ...]`.
+
+    sink ADDRESS                        take whatever comes; prints its port first
+    pump ADDRESS PORT                   send as fast as it goes, until killed
+    meter ADDRESS PORT SECONDS          send for a while; prints payload bytes per second as the sink's end saw it
+    echo ADDRESS                        note when datagrams arrive; prints its port, then one JSON list of seconds
+    ping ADDRESS PORT NUM SECONDS       NUM datagrams, one every SECONDS
+    turn ADDRESS / rounds ADDRESS PORT NUM BYTES   TCP request-reply; prints one JSON list of round trips in seconds
+
+One-way delays are true because all hosts share one clock: `CLOCK_MONOTONIC` of the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+
+from shardwise.clock import SystemClock
+
+_CLOCK = SystemClock()
+_CHUNK = bytes(256 * 1024)
+_STAMP = struct.Struct("!Id")
+_DEADLINE_S = 60.0
+
+
+def _listen(address: str) -> socket.socket:
+    server = socket.create_server((address, 0))
+    server.settimeout(_DEADLINE_S)
+    print(server.getsockname()[1], flush=True)
+    return server
+
+
+def sink(address: str) -> None:
+    """Take whatever comes, from several senders; answers a closed sending side with `bytes seconds`."""
+    server = _listen(address)
+    server.settimeout(None)
+    while True:
+        connection, _ = server.accept()
+        threading.Thread(target=_drain, args=(connection,), daemon=True).start()
+
+
+def _drain(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    total, first_s, last_s = 0, 0.0, 0.0
+    with connection:
+        while data := connection.recv(1 << 20):
+            last_s = _CLOCK.now_s()
+            first_s = first_s or last_s
+            total += len(data)
+        connection.sendall(f"{total} {last_s - first_s}".encode())
+
+
+def pump(address: str, port: str) -> None:
+    with socket.create_connection((address, int(port)), timeout=_DEADLINE_S) as connection:
+        connection.settimeout(None)
+        while True:
+            connection.sendall(_CHUNK)
+
+
+def meter(address: str, port: str, seconds: str) -> None:
+    with socket.create_connection((address, int(port)), timeout=_DEADLINE_S) as connection:
+        end_s = _CLOCK.now_s() + float(seconds)
+        while _CLOCK.now_s() < end_s:
+            connection.sendall(_CHUNK[: 64 * 1024])
+        connection.shutdown(socket.SHUT_WR)
+        total, took_s = connection.recv(100).split()
+        print(json.dumps({"bytes_per_s": int(total) / float(took_s), "num_bytes": int(total)}))
+
+
+def echo(address: str, num: str) -> None:
+    """Receive up to `num` datagrams; ends a second after the last."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind((address, 0))
+        print(sock.getsockname()[1], flush=True)
+        sock.settimeout(_DEADLINE_S)
+        delays_s: dict[int, float] = {}
+        try:
+            for _ in range(int(num)):
+                data = sock.recv(2048)
+                now_s = _CLOCK.now_s()
+                number, sent_s = _STAMP.unpack_from(data)
+                delays_s[number] = now_s - sent_s
+                sock.settimeout(1.0)
+        except TimeoutError:
+            pass
+        print(json.dumps([delays_s[number] for number in sorted(delays_s)]), flush=True)
+
+
+def ping(address: str, port: str, num: str, every_s: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        next_s = _CLOCK.now_s()
+        for number in range(int(num)):
+            _CLOCK.sleep(next_s - _CLOCK.now_s())
+            sock.sendto(_STAMP.pack(number, _CLOCK.now_s()), (address, int(port)))
+            next_s += float(every_s)
+
+
+def turn(address: str) -> None:
+    server = _listen(address)
+    connection, _ = server.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connection:
+        while head := connection.recv(4, socket.MSG_WAITALL):
+            data = connection.recv(struct.unpack("!I", head)[0], socket.MSG_WAITALL)
+            connection.sendall(head + data)
+
+
+def rounds(address: str, port: str, num: str, num_bytes: str) -> None:
+    body = struct.pack("!I", int(num_bytes)) + bytes(int(num_bytes))
+    times_s = []
+    with socket.create_connection((address, int(port)), timeout=_DEADLINE_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(int(num)):
+            start_s = _CLOCK.now_s()
+            connection.sendall(body)
+            connection.recv(len(body), socket.MSG_WAITALL)
+            times_s.append(_CLOCK.now_s() - start_s)
+    print(json.dumps(times_s))
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    "sink": sink, "pump": pump, "meter": meter, "echo": echo, "ping": ping, "turn": turn, "rounds": rounds,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    try:
+        ROLES[sys.argv[1]](*sys.argv[2:])
+    except (BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        sys.exit(0)
