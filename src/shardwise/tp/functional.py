@@ -1,0 +1,161 @@
+"""The six differentiable moves of tensor parallelism, as autograd functions over a `Collectives`.
+
+    forward                                  backward
+    copy_to_ranks     nothing                sum of the gradients over ranks
+    reduce_from_ranks sum over ranks         nothing
+    sum_shared        sum over ranks         sum over ranks (every rank uses the sum in its own way: norms across ranks)
+    gather_shards     all ranks' parts       own part of the gradient (everything after it is the same on every rank)
+    split_shards      own part               all ranks' parts of the gradient
+    gather_rows       all ranks' rows        reduce-scatter (what follows differs per rank: sequence parallelism)
+    scatter_rows      reduce-scatter         all ranks' rows
+
+Under `torch.compile` each move is one opaque custom operator (see `compiled`), so a graph is not broken. Sources: Megatron-LM
+(arXiv:1909.08053, f and g; arXiv:2205.05198 section 4.2.2, g-bar).
+Fails when: a rank is gone, see `collectives`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shardwise.tp.collectives import Collectives
+from shardwise.tp.layout import Partition, ShardLayout
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Collectives) -> torch.Tensor:
+        ctx.comm = comm
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.comm.all_reduce(grads[0].clone(memory_format=torch.contiguous_format)), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Collectives) -> torch.Tensor:
+        return comm.all_reduce(x.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
+
+
+class _SumShared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Collectives) -> torch.Tensor:
+        ctx.comm = comm
+        return comm.all_reduce(x.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.comm.all_reduce(grads[0].clone(memory_format=torch.contiguous_format)), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Collectives, part: Partition) -> torch.Tensor:
+        ctx.comm, ctx.part = comm, part
+        return gather_parts(x, comm, part)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return take_part(grads[0], ctx.part, ctx.comm.rank), None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Collectives, part: Partition) -> torch.Tensor:
+        ctx.comm, ctx.part = comm, part
+        return take_part(x, part, comm.rank)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return gather_parts(grads[0], ctx.comm, ctx.part), None, None
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+        ctx.comm, ctx.dim, ctx.sizes = comm, dim, sizes
+        return torch.cat(comm.all_gather(x, sizes, dim), dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.comm.reduce_scatter(grads[0].contiguous(), ctx.sizes, ctx.dim), None, None, None
+
+
+class _ScatterRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+        ctx.comm, ctx.dim, ctx.sizes = comm, dim, sizes
+        return comm.reduce_scatter(x.contiguous(), sizes, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return torch.cat(ctx.comm.all_gather(grads[0].contiguous(), ctx.sizes, ctx.dim), ctx.dim), None, None, None
+
+
+def gather_parts(x: torch.Tensor, comm: Collectives, part: Partition) -> torch.Tensor:
+    """The last dimension in its global order, from every rank's local part of it."""
+    locals_by_rank = comm.all_gather(x.contiguous(), part.local_sizes, -1)
+    if part.is_contiguous:
+        return torch.cat(locals_by_rank, -1)
+    return ShardLayout((*x.shape[:-1], part.size), x.dim() - 1, part).assemble(locals_by_rank)
+
+
+def take_part(x: torch.Tensor, part: Partition, rank: int) -> torch.Tensor:
+    """This rank's part of the last dimension."""
+    pieces = part.parts[rank]
+    if len(pieces) == 1 and pieces[0].start >= 0:
+        return x.narrow(-1, *pieces[0])
+    return ShardLayout(tuple(x.shape), x.dim() - 1, part).take(x, rank)
+
+
+def copy_to_ranks(x: torch.Tensor, comm: Collectives) -> torch.Tensor:
+    """Identity; gradients are summed. Free where no gradient is wanted."""
+    if comm.size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
+        return x
+    return _Copy.apply(x, comm)
+
+
+def reduce_from_ranks(x: torch.Tensor, comm: Collectives) -> torch.Tensor:
+    """Sum of a freshly computed tensor over ranks (in place where no gradient is wanted)."""
+    if comm.size == 1:
+        return x
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Reduce.apply(x, comm)
+    return comm.all_reduce(x)
+
+
+def sum_shared(x: torch.Tensor, comm: Collectives) -> torch.Tensor:
+    """Sum over ranks where each rank goes on differently with it; gradients are summed too."""
+    if comm.size == 1:
+        return x
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _SumShared.apply(x, comm)
+    return comm.all_reduce(x)
+
+
+def gather_shards(x: torch.Tensor, comm: Collectives, part: Partition) -> torch.Tensor:
+    """(..., local) -> (..., size) in global order."""
+    return x if comm.size == 1 else _Gather.apply(x, comm, part)
+
+
+def split_shards(x: torch.Tensor, comm: Collectives, part: Partition) -> torch.Tensor:
+    """(..., size) -> (..., local)."""
+    return x if comm.size == 1 else _Split.apply(x, comm, part)
+
+
+def gather_rows(x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Local rows -> all rows along `dim`; what follows is partial per rank."""
+    return x if comm.size == 1 else _GatherRows.apply(x, comm, dim, sizes)
+
+
+def scatter_rows(x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Partial sums of all rows -> the finished local rows along `dim`."""
+    return x if comm.size == 1 else _ScatterRows.apply(x, comm, dim, sizes)
