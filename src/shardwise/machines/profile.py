@@ -19,8 +19,19 @@ class Measurement(Record):
     when: str = ""  # ISO 8601 date-time
 
 
+class LayerTiming(Record):
+    """Seconds that one real layer took for a step of `rows` rows with almost no context."""
+
+    rows: int
+    layer_s: Measurement
+
+
 class RateTable(Record):
-    """Effective rates of one device for one quantization under one library build (DESIGN 3.7)."""
+    """Effective rates of one device for one quantization under one library build (DESIGN 3.7).
+
+    `timings` are the best evidence there is: one real layer of `timing_layer_bytes` bytes through the real backend.
+    A table named `KV_F16` (KV_Q8_0, ...) holds the rate at which decode reads the KV cache of that type.
+    """
 
     quantization: str
     library: str  # e.g. "llama.cpp 0.3.36 openblas"
@@ -28,6 +39,8 @@ class RateTable(Record):
     weight_bytes_per_s: Measurement  # in decode of one row
     row_s: Measurement | None = None  # extra decode time per byte-independent row, per layer
     layer_fixed_s: Measurement | None = None
+    timings: tuple[LayerTiming, ...] = ()  # by rows, ascending
+    timing_layer_bytes: int = 0
 
 
 class DeviceProfile(Record):

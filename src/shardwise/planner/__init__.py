@@ -1,5 +1,7 @@
 """HOW to split a model, and WHETHER: cost model, search, advice. Pure functions over records; no clock, socket or process."""
 
+from shardwise.planner.cost_rates import RuntimeCosts
+from shardwise.planner.predict import predict
 from shardwise.planner.types import (
     Advice,
     Alternative,
@@ -33,7 +35,9 @@ __all__ = [
     "Reason",
     "Rejection",
     "Speculation",
+    "RuntimeCosts",
     "StageAssignment",
     "StagePrediction",
     "Workload",
+    "predict",
 ]

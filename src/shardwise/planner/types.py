@@ -188,7 +188,7 @@ class Prediction(Record):
     inter_token_s: Percentiles
     decode_tokens_per_s: float  # of one user
     prefill_tokens_per_s: float
-    aggregate_tokens_per_s: float  # all tokens of all users / wall time of decoding
+    aggregate_tokens_per_s: float  # all tokens of all users / wall time from the first request on
     time_per_output_token_s: float  # mean, of one user
     request_s: float  # one request: first token and all others
     stages: tuple[StagePrediction, ...]
