@@ -93,8 +93,8 @@ def slice_model(
     """
     source = GgufSource(gguf_path)
     family = require_proved(source.architecture)
-    num_layers = _num_layers(source)
-    _check_range(family, start, end, num_layers)
+    num_layers = count_layers(source)
+    check_range(family, start, end, num_layers)
     if (start, end) == (0, num_layers):
         return _whole_model(source, family, num_layers)
     directory = Path(out_dir)
@@ -111,7 +111,7 @@ def slice_model(
         path = directory / f"{stem}.embedding.gguf"
         jobs.append(_Job(path, (0, 0), embedding_entries(source), embedding_tensors(source)))
     _write_missing(jobs, source, directory, progress)
-    return _stage_files(
+    return stage_files(
         source,
         family,
         (start, end, num_layers),
@@ -121,7 +121,8 @@ def slice_model(
     )
 
 
-def _num_layers(source: GgufSource) -> int:
+def count_layers(source: GgufSource) -> int:
+    """Layers of the model; `MalformedModelError` if there are none or no embedding."""
     num_layers = source.integer("block_count")
     if num_layers < 1:
         raise source.header.complaint(f"{source.own_key('block_count')} is {num_layers}")
@@ -130,7 +131,8 @@ def _num_layers(source: GgufSource) -> int:
     return num_layers
 
 
-def _check_range(family: Family, start: int, end: int, num_layers: int) -> None:
+def check_range(family: Family, start: int, end: int, num_layers: int) -> None:
+    """`UsageError` unless layers [start, end) are a part that this architecture allows."""
     if not 0 <= start < end <= num_layers:
         raise UsageError(
             f"layers {start} to {end} are not a part of a model of {num_layers} layers",
@@ -149,7 +151,7 @@ def _check_range(family: Family, start: int, end: int, num_layers: int) -> None:
 
 
 def _whole_model(source: GgufSource, family: Family, num_layers: int) -> StageFiles:
-    return _stage_files(
+    return stage_files(
         source,
         family,
         (0, num_layers, num_layers),
@@ -159,7 +161,7 @@ def _whole_model(source: GgufSource, family: Family, num_layers: int) -> StageFi
     )
 
 
-def _stage_files(
+def stage_files(
     source: GgufSource,
     family: Family,
     layers: tuple[int, int, int],
@@ -168,6 +170,7 @@ def _stage_files(
     embedding: str | None,
     weight_bytes: int,
 ) -> StageFiles:
+    """What the stage worker needs to know; `layers` is (start, end, layers of the model)."""
     start, end, num_layers = layers
     hidden_size = source.integer("embedding_length")
     return StageFiles(
