@@ -1,0 +1,125 @@
+"""One worker process as a child of this one: started, fed its configuration, watched, ended.
+
+A `WorkerSpec` flows in, a `WorkerStatus` flows out. **Promises** the child ends with this process (`child`); its
+status is true at once; `stop` returns only when it is gone. **Fails when** the command cannot be started
+(`StageLoadFailed`). **Called by** `LocalEngine` and, on other machines, by the Ray actor.
+
+Children are started from one thread that lives as long as the process, because Linux ties "die with parent" to the
+thread that forked.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO
+
+import psutil
+
+from shardwise.cluster.engine import LOG_LINE_CHARS, LOG_LINES, WorkerSpec, WorkerStatus
+from shardwise.errors import StageLoadFailed
+
+UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # tuned for other machines they slow OpenBLAS (ADR 0002)
+_KILL_WAIT_S = 10.0
+
+
+@functools.cache
+def _spawner(pid: int) -> ThreadPoolExecutor:
+    """One starting thread a process (a fork must not inherit its parent's)."""
+    del pid
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker-spawner")
+
+
+class WorkerProcess:
+    """A process and the pump that keeps the end of its log. `on_end` is called once, from another thread."""
+
+    def __init__(self, spec: WorkerSpec, *, node: str, on_end: Callable[[], None] | None = None) -> None:
+        self.spec = spec
+        self.node = node
+        self._on_end = on_end
+        self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
+        self._process = _spawner(os.getpid()).submit(_spawn, spec).result()
+        assert self._process.stdin is not None
+        assert self._process.stderr is not None
+        self._stdin: IO[bytes] = self._process.stdin
+        self._pump = threading.Thread(target=self._read_log, args=(self._process.stderr,), name=f"log-{spec.name}", daemon=True)
+        self._pump.start()
+        self._feeder = threading.Thread(target=self._feed, name=f"config-{spec.name}", daemon=True)
+        self._feeder.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def status(self) -> WorkerStatus:
+        """Now. The log of a dead worker is complete unless a grandchild holds it open."""
+        code = self._process.poll()
+        if code is not None:
+            self._pump.join(timeout=0.5)
+        return WorkerStatus(
+            name=self.spec.name,
+            node=self.node,
+            pid=self.pid,
+            alive=code is None,
+            exit_status=code,
+            log_tail="\n".join(self._log.copy()),
+            memory_bytes=_resident_bytes(self.pid) if code is None else 0,
+        )
+
+    def stop(self, grace_s: float) -> None:
+        """Close its input (the worker then ends by itself), then kill."""
+        if self._process.poll() is None and grace_s > 0:
+            self._feeder.join(timeout=grace_s)
+            if not self._feeder.is_alive():
+                with contextlib.suppress(OSError):  # it is gone already
+                    self._stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=grace_s)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(timeout=_KILL_WAIT_S)
+        self._feeder.join(timeout=2.0)
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        self._pump.join(timeout=2.0)
+
+    def _read_log(self, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                self._log.append(line.decode(errors="replace").rstrip()[:LOG_LINE_CHARS])
+        self._process.wait()
+        if self._on_end is not None:
+            self._on_end()
+
+    def _feed(self) -> None:
+        """A configuration larger than the pipe blocks until the worker reads it: never the caller."""
+        with contextlib.suppress(OSError, ValueError):  # the worker ended first: its status tells why
+            self._stdin.write(len(self.spec.config).to_bytes(8, "little") + self.spec.config)
+            self._stdin.flush()
+
+
+def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
+    environment = {k: v for k, v in os.environ.items() if k not in UNSET} | dict(spec.environment)
+    command = [*spec.prefix, sys.executable, "-m", "shardwise.cluster.child", spec.module]
+    try:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+        )
+    except OSError as error:
+        raise StageLoadFailed(
+            f"cannot start worker {spec.name}: {error.strerror or error}", where=" ".join(command[:6]), hint="is it installed?"
+        ) from error
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
