@@ -115,6 +115,24 @@ def answer(hello: Hello, own: Hello) -> Welcome | Refused:
     return Refused(differences=tuple(refusing)) if refusing else Welcome(hello=own, told=tuple(told))
 
 
+def is_hello(data: bytes | memoryview) -> bool:
+    """Whether this is a hello of any protocol version, or so broken that it must be answered like one."""
+    return _tag(data) in ("hello", None)
+
+
+def is_reply(data: bytes | memoryview) -> bool:
+    """Whether this is an answer to a hello, of any protocol version."""
+    return _tag(data) in ("welcome", "refused")
+
+
+def _tag(data: bytes | memoryview) -> str | None:
+    """The tag of a message of any kind; None where it cannot be read."""
+    try:
+        return _version.decode(data).t
+    except _UNREADABLE:
+        return None
+
+
 def read_hello(data: bytes | memoryview) -> Hello | Refused:
     """Decode a peer's first message; another protocol version or anything unreadable becomes `Refused`."""
     if len(data) > MAX_HANDSHAKE_BYTES:

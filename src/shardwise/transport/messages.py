@@ -169,6 +169,12 @@ class Connected(Message, tag="connected"):
     epoch: int
 
 
+class Taken(Message, tag="taken"):
+    """The next stage has computed a prefill chunk: there is room for another (backpressure)."""
+
+    stage: int
+
+
 class Ping(Message, tag="ping"):
     """Liveness and clock offset."""
 
@@ -275,6 +281,7 @@ AnyMessage = (
     | Ready
     | Connect
     | Connected
+    | Taken
     | Ping
     | Pong
     | StatsRequest

@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shardwise.errors import StageLoadFailed
 
@@ -79,16 +79,31 @@ def take_buffers() -> dict[str, int]:
     return found
 
 
-@functools.cache
-def ggml(name: str = "ggml") -> ctypes.CDLL:
-    """One of ggml's shared libraries (`ggml`, `ggml-base`), already loaded by `load`."""
-    load()
-    package = importlib.import_module("llama_cpp")
-    folder = Path(str(package.__file__)).parent / "lib"
-    for pattern in (f"lib{name}.so", f"lib{name}.dylib", f"{name}.dll"):
-        if (folder / pattern).exists():
-            return ctypes.CDLL(str(folder / pattern))
-    raise StageLoadFailed(f"llama.cpp was installed without lib{name}", where=str(folder))
+def ggml() -> ctypes.CDLL:
+    """ggml's functions, from the very copies that llama.cpp was linked with.
+
+    Wheels hold each library under several names as separate files; opening one by a name of our choice would load a
+    second copy with a registry of its own. The dynamic linker finds symbols of dependencies through the handle of
+    libllama; on Windows, where it does not, a DLL of the same name is never loaded twice.
+    """
+    api = load()
+    if os.name != "nt":
+        return cast(ctypes.CDLL, api._lib)
+    folder = Path(str(importlib.import_module("llama_cpp").__file__)).parent / "lib"
+    return _Joined([ctypes.CDLL(str(folder / f"{name}.dll")) for name in ("ggml", "ggml-base")])  # type: ignore[return-value]
+
+
+class _Joined:
+    """Several DLLs that look like one."""
+
+    def __init__(self, parts: list[ctypes.CDLL]) -> None:
+        self._parts = parts
+
+    def __getattr__(self, name: str) -> Any:
+        for part in self._parts:
+            if hasattr(part, name):
+                return getattr(part, name)
+        raise AttributeError(name)
 
 
 def _registry(name: bytes) -> int | None:

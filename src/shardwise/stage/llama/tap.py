@@ -54,7 +54,7 @@ class LayerTap:
         self._length = max(len(self._output), len(self._input))
         self._rows: list[Floats] = []
         self._pending_TH: Floats = np.empty((0, 0), dtype=np.float32)
-        base = library.ggml("ggml-base")
+        base = library.ggml()
         for name in ("ggml_backend_tensor_get", "ggml_backend_tensor_set"):
             getattr(base, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         self._tensor_get, self._tensor_set = base.ggml_backend_tensor_get, base.ggml_backend_tensor_set

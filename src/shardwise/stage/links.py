@@ -1,0 +1,134 @@
+"""A worker's connections: its inbox, the driver, the next stage, and from the last stage back to the first.
+
+Backpressure: the next stage acknowledges every prefill chunk that it has computed; at most `prefill_window`
+chunks are under way, so a slow stage never collects an unbounded queue. Decode rows are bounded by the sessions.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from shardwise.errors import CompatibilityError
+from shardwise.records import replace
+from shardwise.stage.config import WorkerConfig
+from shardwise.transport.channel import Inbox, Outbox
+from shardwise.transport.messages import AnyMessage, Connect, Connected, Failure, Taken
+from shardwise.transport.security.allow_list import AllowList
+from shardwise.transport.security.authenticator import Authenticator
+from shardwise.transport.security.keys import NodeKeys
+
+
+class Links:
+    """All sockets of one worker."""
+
+    def __init__(self, config: WorkerConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._config, self._context = config, context
+        self._hello = config.hello
+        self._keys = NodeKeys(config.public_key, config.secret_key) if config.public_key else None
+        self._authenticator = self._start_authenticator()
+        self.inbox = Inbox(context, config.listen, self._hello, self._keys)
+        self._driver = Outbox(context, config.driver_address, self._hello, self._keys, config.driver_key)
+        self._next: Outbox | None = None
+        self._first: Outbox | None = None
+        self._announce: Connected | None = None
+        self._under_way = 0
+        self._poller = zmq.Poller()
+        for socket in (self.inbox.socket, self._driver.socket):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _start_authenticator(self) -> Authenticator | None:
+        if self._keys is None:
+            return None
+        allowed = AllowList()
+        for peer in self._config.allowed:
+            allowed.allow(peer.public, peer.name)
+        return Authenticator(self._context, allowed)
+
+    @property
+    def address(self) -> str:
+        """What others connect to."""
+        host = self._config.advertise_host
+        if not host:
+            return self.inbox.address
+        return f"tcp://{host}:{self.inbox.address.rsplit(':', 1)[1]}"
+
+    def wait(self, timeout_s: float) -> None:
+        """Return as soon as anything can be received."""
+        self._poller.poll(round(timeout_s * 1000))
+
+    # -- neighbours ---------------------------------------------------------------------------------------------
+
+    def connect(self, message: Connect) -> None:
+        """Take new neighbours; the old connections are dropped."""
+        self._hello = replace(self._hello, epoch=message.epoch)
+        self.inbox.set_hello(self._hello)
+        self._next = self._replace(self._next, message.next_address, message.next_key)
+        self._first = self._replace(self._first, message.first_address, message.first_key)
+        self._under_way = 0
+        self._announce = Connected(stage=self._config.stage, epoch=message.epoch)
+
+    def _replace(self, old: Outbox | None, address: str, key: str) -> Outbox | None:
+        if old is not None:
+            self._poller.unregister(old.socket)
+            old.close(linger_ms=0)
+        if not address:
+            return None
+        outbox = Outbox(self._context, address, self._hello, self._keys, key)
+        self._poller.register(outbox.socket, zmq.POLLIN)
+        return outbox
+
+    def read_replies(self) -> list[AnyMessage]:
+        """Read welcomes, refusals and acknowledgements; returns what the driver should hear."""
+        out: list[AnyMessage] = []
+        for outbox in (self._driver, self._next, self._first):
+            try:
+                while outbox is not None and outbox.receive() is not None:
+                    self._under_way = max(0, self._under_way - 1)
+            except CompatibilityError as error:
+                out.append(self._refused(error))
+        if self._announce is not None and all(o is None or o.welcomed for o in (self._next, self._first)):
+            out.append(self._announce)
+            self._announce = None
+        return out
+
+    def _refused(self, error: CompatibilityError) -> Failure:
+        return Failure(
+            stage=self._config.stage, kind=type(error).__name__, message=error.message, where=error.where, hint=error.hint
+        )
+
+    @property
+    def prefill_room(self) -> bool:
+        """Whether another chunk may be sent on."""
+        return self._next is None or self._under_way < self._config.prefill_window
+
+    def acknowledge(self, peer: bytes) -> None:
+        """Tell the previous stage that its chunk has been computed."""
+        self.inbox.reply(peer, Taken(stage=self._config.stage))
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def to_driver(self, message: AnyMessage, payload: bytes | memoryview | None = None) -> None:
+        self._driver.send(message, payload)
+
+    def to_next(self, message: AnyMessage, payload: bytes | memoryview, *, prefill: bool) -> int:
+        """Bytes sent."""
+        assert self._next is not None
+        if prefill:
+            self._under_way += 1
+        return self._next.send(message, payload)
+
+    def to_first(self, message: AnyMessage) -> int:
+        assert self._first is not None
+        return self._first.send(message)
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(o.sent_bytes for o in (self._driver, self._next, self._first) if o is not None)
+
+    def close(self) -> None:
+        for outbox in (self._driver, self._next, self._first):
+            if outbox is not None:
+                outbox.close()
+        self.inbox.close()
+        if self._authenticator is not None:
+            self._authenticator.close()

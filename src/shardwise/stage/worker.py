@@ -1,0 +1,317 @@
+"""StageWorker: the loop of one stage process.
+
+    inbox -> Batcher -> backend.forward -> next stage's inbox            (activations)
+                                        -> stage 0 and driver            (last stage: the sampled token)
+
+One thread: receive what waits, choose a batch, compute, send. The next token goes to stage 0 before anything else.
+
+**Promises** a position is computed once per (session, epoch); a closed session frees its KV at once, in every phase; an
+error in one session is reported and leaves the others alone. **Fails when** the slice cannot be loaded (`Failure` to the
+driver, then exit 1). **Called by** `stage.__main__`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import zmq
+
+from shardwise.clock import Clock, SystemClock
+from shardwise.errors import PeerClosed, ShardwiseError, UsageError
+from shardwise.stage.batcher import Batcher, Item
+from shardwise.stage.config import WorkerConfig
+from shardwise.stage.execute import Executor
+from shardwise.stage.kv_requests import answer_export, import_state
+from shardwise.stage.links import Links
+from shardwise.stage.llama.backend import LlamaCppBackend
+from shardwise.stage.llama.sampling import Sampler
+from shardwise.stage.sessions import SessionTable, StageSession
+from shardwise.stage.stats import WorkerFigures, memory_bytes, peak_memory_bytes
+from shardwise.transport.channel import Envelope
+from shardwise.transport.messages import (
+    Closed,
+    CloseSession,
+    Connect,
+    ExportKv,
+    Failure,
+    KvState,
+    OpenSession,
+    Ping,
+    Pong,
+    Ready,
+    Sampled,
+    Segment,
+    Shutdown,
+    Stats,
+    StatsRequest,
+    Step,
+)
+
+IDLE_WAIT_S = 1.0
+
+
+class StageWorker:
+    """One stage."""
+
+    def __init__(self, config: WorkerConfig, context: zmq.Context[zmq.Socket[bytes]], clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.links = Links(config, context)
+        self.is_first, self.is_last = config.stage == 0, config.stage == config.num_stages - 1
+        started_s = self.clock.now_s()
+        self.backend = LlamaCppBackend(config.files, config.settings, main_quantization=config.main_quantization)
+        self.load_s = self.clock.now_s() - started_s
+        self.sessions = SessionTable(config.settings.max_sessions)
+        self.batcher = Batcher(num_stages=config.num_stages, max_rows=self.backend.max_rows, deterministic=config.deterministic)
+        self.figures = WorkerFigures()
+        self.queued: dict[int, int] = {}  # session -> position after the last queued row
+        self.executor = Executor(self)
+        self._running = True
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until `Shutdown`."""
+        self.links.to_driver(self._ready())
+        try:
+            while self._running:
+                waited_s = self._receive_all(wait=not len(self.batcher))
+                batch = self.batcher.next_batch(active_sessions=len(self.sessions), prefill_allowed=self.links.prefill_room)
+                if batch:
+                    self.figures.wait.add(waited_s)
+                    self._compute(batch)
+                elif len(self.batcher):
+                    self.links.wait(IDLE_WAIT_S)  # only prefill waits, and the next stage has no room for it
+        finally:
+            self.backend.close()
+            self.links.close()
+
+    def _receive_all(self, *, wait: bool) -> float:
+        """Handle everything that has arrived; returns how long nothing was there."""
+        started_s = self.clock.now_s()
+        if wait:
+            self.links.wait(IDLE_WAIT_S)
+        waited_s = self.clock.now_s() - started_s
+        for connected in self.links.read_replies():
+            self.links.to_driver(connected)
+        while (envelope := self.links.inbox.receive()) is not None:
+            self._handle(envelope)
+        return waited_s
+
+    def _compute(self, batch: list[Item]) -> None:
+        try:
+            self.executor.run(batch)
+        except PeerClosed as error:
+            self._report(error, 0, 0)  # a neighbour is gone: the driver decides what happens to the sessions
+        except ShardwiseError as error:
+            for item in batch:
+                self._report(error, item.segment.session, item.segment.epoch)
+                self._forget(item.segment.session)
+
+    def _report(self, error: ShardwiseError, session: int, epoch: int) -> None:
+        details = {k: v for k, v in error.details.items() if isinstance(v, str | int | float)}
+        self.links.to_driver(
+            Failure(
+                stage=self.config.stage,
+                kind=type(error).__name__,
+                message=error.message,
+                where=error.where,
+                hint=error.hint,
+                session=session,
+                epoch=epoch,
+                details=details,
+            )
+        )
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def _handle(self, envelope: Envelope) -> None:
+        message = envelope.message
+        match message:
+            case Step():
+                self._on_step(message, envelope)
+            case Sampled():
+                self._on_token(message)
+            case OpenSession():
+                self._on_open(message)
+            case CloseSession():
+                self._on_close(message)
+            case Ping():
+                self.links.to_driver(
+                    Pong(
+                        stage=self.config.stage,
+                        sequence=message.sequence,
+                        sent_s=message.sent_s,
+                        now_s=self.clock.now_s(),
+                        sessions=len(self.sessions),
+                    )
+                )
+            case StatsRequest():
+                self.links.to_driver(self._stats(message))
+                if message.reset:
+                    self.figures = WorkerFigures()
+            case Connect():
+                self.links.connect(message)
+            case ExportKv():
+                answer_export(self, message)
+            case KvState():
+                import_state(self, message, envelope.payload)
+            case Shutdown():
+                self._running = False
+            case _:
+                self.links.inbox.num_malformed += 1  # a message that is not for stages
+
+    def _on_step(self, step: Step, envelope: Envelope) -> None:
+        now_s = self.clock.now_s()
+        try:
+            rows_TH = self.executor.unpack(step, envelope.payload)
+        except UsageError as error:
+            self._report(error, 0, 0)
+            return
+        row = 0
+        for segment in step.segments:
+            x_TH = rows_TH[row : row + segment.num_tokens]
+            row += segment.num_tokens
+            self.enqueue(Item(segment, x_TH, (), now_s, step.visits, envelope.peer))
+        if all(segment.num_tokens == 1 for segment in step.segments):
+            self.figures.transfer.add(now_s - step.sent_s)
+
+    def _on_token(self, sampled: Sampled) -> None:
+        """The ring: a new token for stage 0."""
+        found = self.sessions.get(sampled.session)
+        if found is None or found.opened.epoch != sampled.epoch:
+            self.figures.num_fenced += 1
+            return
+        now_s = self.clock.now_s()
+        self.figures.transfer.add(now_s - sampled.sent_s)
+        segment = Segment(
+            session=sampled.session,
+            epoch=sampled.epoch,
+            position=sampled.position,
+            num_tokens=1,
+            sample=True,
+            traced=found.opened.traced,
+        )
+        self.enqueue(Item(segment, None, (sampled.token,), now_s))
+
+    def enqueue(self, item: Item) -> None:
+        """Queue rows that are due; drop duplicates and what belongs to an epoch that is over; report a gap."""
+        segment = item.segment
+        if not self.sessions.belongs(segment):
+            self.figures.num_fenced += 1
+            return
+        try:
+            if not self.sessions.check(segment, self.queued[segment.session]):
+                self.figures.num_duplicates += 1
+                return
+        except ShardwiseError as error:
+            self._report(error, segment.session, segment.epoch)
+            return
+        self.queued[segment.session] = segment.position + segment.num_tokens
+        self.batcher.add(item)
+
+    def _on_open(self, message: OpenSession) -> None:
+        old = self.sessions.get(message.session)
+        if old is not None:
+            if old.opened.epoch >= message.epoch:
+                self.figures.num_duplicates += 1
+                return
+            self._forget(message.session, keep_positions=message.start_position)
+        try:
+            session = self.sessions.open(message)
+            self.queued[message.session] = message.start_position
+            self._begin(session)
+        except ShardwiseError as error:
+            self._report(error, message.session, message.epoch)
+            self._forget(message.session)
+
+    def _begin(self, session: StageSession) -> None:
+        opened = session.opened
+        if self.is_last:
+            session.history = list(opened.tokens)
+            generated = opened.tokens[opened.num_prompt :]
+            session.sampler = Sampler(opened.sampling, self.backend.vocab, self.backend.vocab_size, generated)
+        if self.is_first:
+            for segment, tokens in prompt_segments(opened, self.config.settings.chunk_tokens):
+                self.enqueue(Item(segment, None, tokens, self.clock.now_s()))
+
+    def _on_close(self, message: CloseSession) -> None:
+        found = self.sessions.get(message.session)
+        if found is not None and found.opened.epoch <= message.epoch:
+            self._forget(message.session)
+        self.links.to_driver(Closed(session=message.session, stage=self.config.stage))
+
+    def _forget(self, session: int, *, keep_positions: int = 0) -> None:
+        found = self.sessions.close(session)
+        self.queued.pop(session, None)
+        self.batcher.discard(lambda segment: segment.session != session)
+        if found is not None:
+            if found.sampler is not None:
+                found.sampler.close()
+            self.backend.rollback(found.slot, keep_positions)
+
+    # -- reports ------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> Ready:
+        memory = self.backend.memory
+        return Ready(
+            stage=self.config.stage,
+            pid=os.getpid(),
+            address=self.links.address,
+            load_s=self.load_s,
+            weight_bytes=memory.weight_bytes,
+            kv_bytes=memory.kv_bytes,
+            workspace_bytes=memory.workspace_bytes,
+            library=self.backend.library,
+            public_key=self.config.public_key,
+        )
+
+    def _stats(self, request: StatsRequest) -> Stats:
+        figures = self.figures
+        return Stats(
+            stage=self.config.stage,
+            sequence=request.sequence,
+            pid=os.getpid(),
+            sessions=len(self.sessions),
+            kv_tokens=sum(s.next_position for s in self.sessions.values()),
+            peak_memory_bytes=peak_memory_bytes(),
+            memory_bytes=memory_bytes(),
+            prefill=figures.prefill.quantiles(),
+            decode=figures.decode.quantiles(),
+            wait=figures.wait.quantiles(),
+            queue=figures.queue.quantiles(),
+            transfer=figures.transfer.quantiles(),
+            copy=figures.copy.quantiles(),
+            decode_rows=figures.decode_rows,
+            prefill_tokens=figures.prefill_tokens,
+            received_bytes=self.links.inbox.received_bytes,
+            sent_bytes=self.links.sent_bytes,
+            decode_sent_bytes=figures.decode_sent_bytes,
+            decode_steps_sent=figures.decode_steps_sent,
+            now_s=self.clock.now_s(),
+        )
+
+
+def prompt_segments(opened: OpenSession, chunk_tokens: int) -> list[tuple[Segment, tuple[int, ...]]]:
+    """How stage 0 cuts the tokens of a session: the prompt in chunks, what was generated already in single rows.
+
+    These are the shapes of an undisturbed run, so that a replay gives the same bits; with `fast_replay` everything is
+    cut into chunks. Only the last row's logits are wanted.
+    """
+    total = len(opened.tokens)
+    chunked = total if opened.fast_replay else opened.num_prompt
+    out: list[tuple[Segment, tuple[int, ...]]] = []
+    position = opened.start_position
+    while position < total:
+        end = min(position - position % chunk_tokens + chunk_tokens, chunked) if position < chunked else position + 1
+        segment = Segment(
+            session=opened.session,
+            epoch=opened.epoch,
+            position=position,
+            num_tokens=end - position,
+            sample=end == total,
+            traced=opened.traced,
+        )
+        out.append((segment, opened.tokens[position:end]))
+        position = end
+    return out

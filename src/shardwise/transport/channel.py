@@ -1,0 +1,201 @@
+"""ZeroMQ channels: an `Inbox` that many may write to, an `Outbox` to one peer.
+
+A message is [header] or [header, payload part, ...]; parts are at most `MAX_FRAME_BYTES`, so that a stranger cannot make
+anybody allocate more. The first message on a connection is a `Hello`; it is answered at once with `Welcome` or `Refused`
+(`handshake`), and nothing of a peer that was not welcomed reaches the caller. Sockets belong to the thread that made them.
+
+**Promises** order per sender; a send never blocks for longer than `SEND_TIMEOUT_S`; malformed messages are counted and
+dropped. **Fails when** the port is taken (`UsageError`), the peer is away and the queue is full (`PeerClosed`), the peer
+refuses (`CompatibilityError`). **Called by** stage workers, the session driver, probes.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import zmq
+
+from shardwise.errors import PeerClosed, ProtocolMismatch, UsageError
+from shardwise.transport import handshake
+from shardwise.transport.handshake import Hello, Refused
+from shardwise.transport.messages import AnyMessage, decode, encode
+from shardwise.transport.security.keys import NodeKeys
+from shardwise.transport.security.sockets import MAX_FRAME_BYTES, MAX_FRAMES, secure_client, secure_server
+
+SEND_TIMEOUT_S = 10.0
+QUEUE_MESSAGES = 2000
+LINGER_MS = 200
+MAX_PEERS = 4096
+_HELLO_TAG = b"\xa1t\xa5hello"  # how MessagePack writes the tag of a Hello, its first field
+DRIVER = -1  # `Hello.stage` of the session driver
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A received message; `peer` is the sender's routing id, for replies; `stage` is what it said to be."""
+
+    message: AnyMessage
+    payload: memoryview | None
+    peer: bytes
+    stage: int
+
+
+def _prepare(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
+    socket.setsockopt(zmq.SNDTIMEO, round(SEND_TIMEOUT_S * 1000))
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.IPV6, 1)
+
+
+def split_payload(payload: bytes | memoryview) -> list[memoryview]:
+    """Parts of at most `MAX_FRAME_BYTES`."""
+    view = memoryview(payload).cast("B")
+    return [view[i : i + MAX_FRAME_BYTES] for i in range(0, len(view), MAX_FRAME_BYTES)] or [view]
+
+
+class Inbox:
+    """A bound socket that receives from many senders."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, hello: Hello, keys: NodeKeys | None = None) -> None:
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        if keys is not None:
+            secure_server(self.socket, keys)
+        _prepare(self.socket)
+        try:
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self.socket.close(linger=0)
+            what = "the port is in use" if error.errno == errno.EADDRINUSE else str(error)
+            raise UsageError(
+                f"cannot listen: {what}", where=address, hint="choose another port, or 0 for any free one"
+            ) from error
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.received_bytes = 0
+        self.num_malformed = 0
+        self.num_refused = 0
+        self._hello = hello
+        self._welcomed: OrderedDict[bytes, int] = OrderedDict()  # routing id -> stage
+
+    def set_hello(self, hello: Hello) -> None:
+        """Change what this side holds. A new epoch fences every stage that does not say hello again."""
+        if hello.epoch != self._hello.epoch:
+            self._welcomed = OrderedDict((p, s) for p, s in self._welcomed.items() if s == DRIVER)
+        self._hello = hello
+
+    def wait(self, timeout_s: float) -> bool:
+        """True as soon as something can be received."""
+        return bool(self.socket.poll(max(0, round(timeout_s * 1000)), zmq.POLLIN))
+
+    def receive(self) -> Envelope | None:
+        """The next message of a welcomed peer without waiting, or None."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            envelope = self._open(frames)
+            if envelope is not None:
+                return envelope
+
+    def _open(self, frames: list[bytes]) -> Envelope | None:
+        if not 2 <= len(frames) <= MAX_FRAMES:
+            self.num_malformed += 1
+            return None
+        peer = frames[0]
+        if _HELLO_TAG in frames[1][:16]:
+            self._greet(peer, frames[1])
+            return None
+        if peer not in self._welcomed:
+            if handshake.is_hello(frames[1]):  # of another version, or broken: it gets an answer all the same
+                self._greet(peer, frames[1])
+            self.num_refused += 1
+            return None
+        try:
+            message = decode(frames[1])
+        except ProtocolMismatch:
+            self.num_malformed += 1
+            return None
+        payload = memoryview(frames[2]) if len(frames) == 3 else memoryview(b"".join(frames[2:])) if len(frames) > 3 else None
+        self.received_bytes += len(frames[1]) + (len(payload) if payload is not None else 0)
+        return Envelope(message, payload, peer, self._welcomed[peer])
+
+    def _greet(self, peer: bytes, data: bytes) -> None:
+        hello = handshake.read_hello(data)
+        answer = hello if isinstance(hello, Refused) else handshake.answer(hello, self._hello)
+        if isinstance(answer, Refused) or isinstance(hello, Refused):
+            self.num_refused += 1
+            self._welcomed.pop(peer, None)
+        else:
+            self._welcomed[peer] = hello.stage
+            while len(self._welcomed) > MAX_PEERS:
+                self._welcomed.popitem(last=False)
+        self.socket.send_multipart([peer, handshake.encode(answer)])
+
+    def reply(self, peer: bytes, message: AnyMessage) -> None:
+        """Answer on the sender's own connection; a peer that is gone is ignored by ZeroMQ."""
+        self.socket.send_multipart([peer, encode(message)])
+
+    def close(self) -> None:
+        self.socket.close(linger=LINGER_MS)
+
+
+class Outbox:
+    """A connection to one peer's inbox. Connecting is lazy: messages wait until the peer is there."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        hello: Hello,
+        keys: NodeKeys | None = None,
+        peer_key: str = "",
+    ) -> None:
+        self.address = address
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        if keys is not None:
+            secure_client(self.socket, keys, peer_key)
+        _prepare(self.socket)
+        self.socket.connect(address)
+        self.sent_bytes = 0
+        self.welcomed = False
+        self.greet(hello)
+
+    def greet(self, hello: Hello) -> None:
+        """Say hello (again); `receive` sees the answer."""
+        self.welcomed = False
+        self._send([handshake.encode(hello)])
+
+    def send(self, message: AnyMessage, payload: bytes | memoryview | None = None) -> int:
+        """Send; returns the bytes; raises `PeerClosed` where the peer takes nothing within the deadline."""
+        header = encode(message)
+        parts = [] if payload is None else split_payload(payload)
+        self._send([header, *parts])
+        size = len(header) + sum(len(p) for p in parts)
+        self.sent_bytes += size
+        return size
+
+    def _send(self, frames: list[bytes | memoryview]) -> None:
+        try:
+            self.socket.send_multipart(frames)
+        except zmq.Again as error:
+            raise PeerClosed("the peer takes no messages", where=self.address) from error
+
+    def receive(self) -> AnyMessage | None:
+        """The next reply without waiting, or None; a refusal raises `CompatibilityError` with every difference."""
+        while True:
+            try:
+                data = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if not self.welcomed and handshake.is_reply(data):
+                handshake.read_reply(data, where=self.address)
+                self.welcomed = True
+                continue
+            return decode(data)
+
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        self.socket.close(linger=linger_ms)
