@@ -54,7 +54,7 @@ def valid_degrees(num_heads: int) -> list[int]:
 def split_heads(
     num_heads: int, num_kv_heads: int, head_dim: int, degree: int, shares: Shares | None, *, where: str = ""
 ) -> HeadSplit:
-    """Deal heads to ranks. UsageError: query heads no multiple of KV heads, fewer heads than ranks, indivisible without shares."""
+    """Deal heads to ranks. UsageError: heads no multiple of KV heads, fewer heads than ranks, indivisible without shares."""
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise UsageError(f"{num_heads} query heads are no multiple of {num_kv_heads} KV heads", where=where)
     working = degree if shares is None else sum(share > 0 for share in shares)
