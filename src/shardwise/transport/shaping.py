@@ -125,7 +125,7 @@ class LinkModel:
         self._random = random.Random(seed)
         self._free_s = -math.inf  # when the sender's side of the link is free again
         self._last_out_s = -math.inf
-        self._last_in_s = -math.inf
+        self._last_active_s = -math.inf
         self._losing = False
 
     def deliver_packet(self, now_s: float, num_bytes: int) -> float | None:
@@ -157,7 +157,7 @@ class LinkModel:
         sent_s = start_s + (num_bytes / shape.bytes_per_s if shape.bytes_per_s else 0.0)
         self._free_s = sent_s
         out_s = max(self._last_out_s, sent_s + shape.delay_s + self.jitter_s() + stall_s)
-        self._last_out_s, self._last_in_s = out_s, now_s
+        self._last_out_s, self._last_active_s = out_s, start_s
         return out_s
 
     def jitter_s(self) -> float:
@@ -173,7 +173,7 @@ class LinkModel:
 
     def _awake_s(self, now_s: float, start_s: float) -> float:
         shape = self.shape
-        if not shape.dozes or now_s - self._last_in_s <= shape.doze_after_s:
+        if not shape.dozes or now_s - self._last_active_s <= shape.doze_after_s:
             return start_s
         return max(start_s, math.ceil(now_s / shape.doze_period_s) * shape.doze_period_s)
 

@@ -116,6 +116,11 @@ class Lab:
         """The IPv4 address of a host."""
         return self._host(host).address
 
+    def route(self, source: str, target: str, port: int) -> tuple[str, int]:
+        """Where `source` connects to reach `port` of `target`: here simply its address (see `LoopbackLab`)."""
+        self._host(source)
+        return self.address(target), port
+
     @property
     def operator_address(self) -> str:
         """The address under which the hosts see this machine (unshaped)."""
@@ -134,6 +139,14 @@ class Lab:
         process: subprocess.Popen[Any] = subprocess.Popen([*self.prefix(host), *command], **options)
         self._started.append(process)
         return process
+
+    def stop(self, process: subprocess.Popen[Any]) -> None:
+        """End a process that `popen` started."""
+        process.kill()
+        process.wait(timeout=10)
+        _close_pipes(process)
+        if process in self._started:
+            self._started.remove(process)
 
     def call(self, host: str, command: Sequence[str], *, timeout_s: float = 60.0, env: Mapping[str, str] | None = None) -> str:
         """Run a command in a host and return what it prints; a failure carries the end of its stderr."""
@@ -185,10 +198,7 @@ class Lab:
             yield
         finally:
             for process in [*pumps, sink]:
-                process.kill()
-                process.wait(timeout=10)
-                _close_pipes(process)
-                self._started.remove(process)
+                self.stop(process)
 
     # -- making it -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@
     ping ADDRESS PORT NUM SECONDS       NUM datagrams, one every SECONDS
     turn ADDRESS / rounds ADDRESS PORT NUM BYTES   TCP request-reply; prints one JSON list of round trips in seconds
 
-One-way delays are true because all hosts share one clock: `CLOCK_MONOTONIC` of the machine.
+One-way delays are true because all hosts share the machine's clock.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import sys
 import threading
 from collections.abc import Callable
 
+from shardwise.bench.lab.system import real_time
 from shardwise.clock import SystemClock
 
 _CLOCK = SystemClock()
 _CHUNK = bytes(256 * 1024)
+_SO_TIMESTAMPNS = 35  # Linux: the module `socket` does not name it
 _STAMP = struct.Struct("!Id")
 _DEADLINE_S = 60.0
 
@@ -72,18 +74,19 @@ def meter(address: str, port: str, seconds: str) -> None:
 
 
 def echo(address: str, num: str) -> None:
-    """Receive up to `num` datagrams; ends a second after the last."""
+    """Receive up to `num` datagrams; ends a second after the last. Arrival is the kernel's own time stamp."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         sock.bind((address, 0))
         print(sock.getsockname()[1], flush=True)
         sock.settimeout(_DEADLINE_S)
         delays_s: dict[int, float] = {}
         try:
             for _ in range(int(num)):
-                data = sock.recv(2048)
-                now_s = _CLOCK.now_s()
+                data, ancillary, _, _ = sock.recvmsg(2048, 64)
+                seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
                 number, sent_s = _STAMP.unpack_from(data)
-                delays_s[number] = now_s - sent_s
+                delays_s[number] = seconds - sent_s + nanoseconds * 1e-9
                 sock.settimeout(1.0)
         except TimeoutError:
             pass
@@ -91,11 +94,12 @@ def echo(address: str, num: str) -> None:
 
 
 def ping(address: str, port: str, num: str, every_s: str) -> None:
+    real_time()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         next_s = _CLOCK.now_s()
         for number in range(int(num)):
             _CLOCK.sleep(next_s - _CLOCK.now_s())
-            sock.sendto(_STAMP.pack(number, _CLOCK.now_s()), (address, int(port)))
+            sock.sendto(_STAMP.pack(number, _CLOCK.wall_s()), (address, int(port)))
             next_s += float(every_s)
 
 

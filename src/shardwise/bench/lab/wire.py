@@ -19,7 +19,7 @@ import sys
 
 from shardwise.bench.lab.orders import WireConfig, WireOrder
 from shardwise.bench.lab.switch import TRUNK, Switch
-from shardwise.bench.lab.system import enter_netns
+from shardwise.bench.lab.system import enter_netns, real_time
 from shardwise.clock import SystemClock
 from shardwise.records import from_json
 
@@ -97,12 +97,6 @@ class Wire:
         elif order.op in ("cut", "restore"):
             self.switch.set_cut(order.key[0], order.op == "cut")
         print(f"ok {self.switch.num_frames} {self.switch.num_dropped}", flush=True)
-
-
-def real_time() -> None:
-    """Ask for real-time priority, so that a busy machine does not bend the delays."""
-    with contextlib.suppress(PermissionError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(20))
 
 
 def main() -> None:
