@@ -1,22 +1,20 @@
 """A GGUF model as slicing needs it: raw metadata entries and where each tensor's bytes lie.
 
 In: the path of a `.gguf` file, or the first part of a split one. Out: `GgufSource`. Nothing is decoded that is not
-asked for, and no weight is read. Fails when: a part is missing (`UsageError`), a file is not GGUF, is truncated or
-has a header that lies (`MalformedModelError`, from `model.gguf_header`).
+asked for, and no weight is read. Fails when: a file or a part is missing (`ModelError`), a file is not GGUF, is
+truncated or has a header that lies (`MalformedModelError`, from `model.gguf_header`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwise.errors import MalformedModelError, UsageError
+from shardwise.errors import MalformedModelError
 from shardwise.model.gguf_header import GgufArray, GgufHeader, GgufType, Scalar, read_gguf_header
+from shardwise.model.split_files import check_parts, part_paths
 from shardwise.shards.gguf_writer import encode_raw
-
-_PART_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,9 @@ class GgufSource:
     """All parts of one model; metadata is the first part's."""
 
     def __init__(self, path: str | Path) -> None:
-        self.paths = part_paths(Path(path))
+        self.paths = tuple(part_paths(path))
         headers = [read_gguf_header(part) for part in self.paths]
+        check_parts(headers)
         self.header: GgufHeader = headers[0]
         self.tensors: dict[str, SourceTensor] = {}
         digest = hashlib.sha256()
@@ -81,20 +80,3 @@ class GgufSource:
     def integer(self, name: str, default: int | None = None) -> int:
         """An integer of the architecture; `MalformedModelError` where it is missing or none."""
         return self.header.integer(self.own_key(name), default)
-
-
-def part_paths(path: Path) -> tuple[Path, ...]:
-    """All parts of a model, in order; `UsageError` if one is missing or the path is not the first."""
-    match = _PART_NAME.match(path.name)
-    if match is None:
-        return (path,)
-    count = int(match["count"])
-    parts = [path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    missing = [part.name for part in parts if not part.is_file()]
-    if missing:
-        raise UsageError(
-            f"{len(missing)} of {count} parts are missing: {', '.join(missing[:3])}",
-            where=str(path),
-            hint="all parts must lie in one folder",
-        )
-    return tuple(parts)
