@@ -1,0 +1,226 @@
+"""What the server needs of a deployment, as protocols, and the slot in which one stands.
+
+Token events flow in from the deployment's driver thread; requests flow out. The server is written against these
+protocols only. `EngineSlot` is what the HTTP side asks: is there a deployment, is it ready, how long will it take. It
+never claims readiness itself: `ready` is the deployment's own word that a token went through every stage lately.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from shardwise.errors import ShardwiseError
+from shardwise.model.description import ModelDescription
+from shardwise.planner.types import Advice, Prediction
+from shardwise.transport.messages import Stats, TokenLogprob, Visit
+
+
+class TokenLike(Protocol):
+    """One generated token. `text` holds the characters that became complete with it, possibly none."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def logprob(self) -> float | None: ...
+
+    @property
+    def top(self) -> Sequence[TokenLogprob]: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def finish_reason(self) -> str:
+        """Empty until the last event: stop | length | cancelled."""
+        ...
+
+    @property
+    def visits(self) -> Sequence[Visit]:
+        """One a stage, of traced requests only."""
+        ...
+
+
+Event = TokenLike | ShardwiseError
+
+
+class SessionHandle(Protocol):
+    """A request in flight."""
+
+    def cancel(self) -> None:
+        """Free its KV on every stage; harmless when it has ended."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text <-> ids, and the model's chat template."""
+
+    @property
+    def eog_ids(self) -> Any: ...
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str: ...
+
+
+class StageLike(Protocol):
+    """One stage as it runs."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def layers(self) -> tuple[int, int]: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def kv_bytes(self) -> int: ...
+    @property
+    def peak_memory_bytes(self) -> int: ...
+
+
+class ReadinessLike(Protocol):
+    """Did a token go through every stage lately?"""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def last_token_age_s(self) -> float | None: ...
+    @property
+    def loading_progress(self) -> float | None: ...
+    @property
+    def expected_s(self) -> float | None: ...
+
+
+class Engine(Protocol):
+    """A deployment, as far as the server is concerned.
+
+    Promises: after `submit` the callback gets tokens in order and exactly one last event (a token with a
+    `finish_reason` or an error), from a thread of the deployment; a cancelled session gets its last event too.
+    Fails when: `submit` raises `QueueFull`, `ContextFull` or `UsageError` at once, or delivers them as the event.
+    Called by: the routes, the live view, metrics.
+    """
+
+    @property
+    def model(self) -> ModelDescription: ...
+    @property
+    def stages(self) -> Sequence[StageLike]: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def recoveries(self) -> Sequence[Any]: ...
+    @property
+    def predicted(self) -> Prediction | None: ...
+    @property
+    def advice(self) -> Advice | None: ...
+
+    def submit(self, request: Any, on_event: Callable[[Any], None]) -> SessionHandle: ...
+    def readiness(self) -> ReadinessLike: ...
+    def stats(self) -> Sequence[Stats]: ...
+    def close(self, *, drain_s: float = 0.0) -> None: ...
+
+
+@runtime_checkable
+class EmbeddingEngine(Protocol):
+    """A deployment whose model gives embeddings."""
+
+    def embed(self, tokens: Sequence[int]) -> list[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """The slot's answer. `status` is ready | loading | not_ready | failed | draining."""
+
+    status: str
+    reason: str
+    last_token_age_s: float | None = None
+    progress: float | None = None
+    expected_s: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.status == "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingProgress:
+    """How far a launch is: 0..1, and the seconds that are left where they are known."""
+
+    fraction: float | None
+    expected_s: float | None
+    step: str = "loading"
+
+
+class EngineSlot:
+    """Where the deployment stands, before, while and after it runs. Thread-safe."""
+
+    def __init__(self, engine: Engine | None = None, *, loading: Callable[[], LoadingProgress] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._engine = engine
+        self._loading = loading
+        self._failure: ShardwiseError | None = None
+        self._draining = False
+
+    @property
+    def engine(self) -> Engine | None:
+        return self._engine
+
+    @property
+    def failure(self) -> ShardwiseError | None:
+        return self._failure
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def fill(self, engine: Engine) -> None:
+        """The launch has succeeded."""
+        with self._lock:
+            self._engine = engine
+
+    def fail(self, error: ShardwiseError) -> None:
+        """The launch has failed for good."""
+        with self._lock:
+            self._failure = error
+
+    def drain(self) -> None:
+        """Accept nothing new from now on."""
+        with self._lock:
+            self._draining = True
+
+    def availability(self) -> Availability:
+        """The truth of this moment; asks the deployment itself."""
+        if self._failure is not None:
+            return Availability("failed", self._failure.one_line())
+        if self._draining:
+            return Availability("draining", "the server is shutting down and finishes what it has begun")
+        if self._engine is None:
+            progress = self._loading() if self._loading is not None else LoadingProgress(None, None)
+            return Availability("loading", progress.step, progress=progress.fraction, expected_s=progress.expected_s)
+        said = self._engine.readiness()
+        loading = not said.ready and said.loading_progress is not None and said.loading_progress < 1.0
+        status = "ready" if said.ready else "loading" if loading else "not_ready"
+        return Availability(status, said.reason, said.last_token_age_s, said.loading_progress, said.expected_s)

@@ -1,0 +1,20 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwise.server.schemas.common import Generating, Text, TokenId
+
+
+class CompletionRequest(Generating):
+    """Body of `/v1/completions`."""
+
+    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
