@@ -1,0 +1,103 @@
+"""Verify once, then trust size, time and a signature: what a worker does before it maps its slice.
+
+A full check ends in a record (slice id, file names, sizes, modification times) signed with HMAC-SHA256 under a key that only
+this node has. The next start compares sizes and times and skips the read. **Promises** a file that was replaced, truncated or
+touched is read again; so is everything with `paranoid`, and with a record that is missing, altered or of another node.
+**Fails with** `CorruptWeightsError` that names file, tensor, expected, actual. **Called by** the stage worker, the store.
+"""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+
+from shardwise.errors import UsageError
+from shardwise.records import Record, from_json, to_json
+from shardwise.shards.manifest import SliceFile, StageSlice
+from shardwise.shards.verify import OnProgress, require_whole, verify_files
+
+RECORD_NAME = "verified.json"
+
+
+class VerifiedFile(Record):
+    """What a file was when every bit of it had been checked."""
+
+    name: str
+    num_bytes: int
+    mtime_ns: int
+
+
+class VerificationRecord(Record):
+    """`content` is the slice's id; `signature` is over everything else."""
+
+    content: str
+    files: tuple[VerifiedFile, ...]
+    signature: str = ""
+
+
+def ensure_verified(
+    directory: Path, stage: StageSlice, key: bytes, *, paranoid: bool = False, progress: OnProgress | None = None
+) -> bool:
+    """Make sure that a stage's files are whole; returns whether they had to be read.
+
+    `key`: 32 secret bytes of this node, e.g. `NodeKeys.derive("verification")`.
+    """
+    path = directory / f"{stage.start}-{stage.end}.{RECORD_NAME}"
+    wanted = _current(directory, stage)
+    if not paranoid and wanted is not None and _is_signed(path, wanted, key):
+        return False
+    require_whole(verify_files(directory, list(stage.files), progress=progress), directory)
+    # The state from before the reading: a file that changes meanwhile must not count as verified.
+    if wanted is not None and wanted == _current(directory, stage):
+        write_record(path, wanted, key)
+    return True
+
+
+def mark_verified(directory: Path, stage: StageSlice, key: bytes) -> None:
+    """Sign files whose every byte this process has just hashed while writing them."""
+    record = _current(directory, stage)
+    if record is not None:
+        write_record(directory / f"{stage.start}-{stage.end}.{RECORD_NAME}", record, key)
+
+
+def write_record(path: Path, record: VerificationRecord, key: bytes) -> None:
+    """Write atomically; a folder that cannot be written only costs the next start a check."""
+    signed = VerificationRecord(content=record.content, files=record.files, signature=_signature(record, key))
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_bytes(to_json(signed))
+        beside.replace(path)
+    except OSError:
+        return
+
+
+def _current(directory: Path, stage: StageSlice) -> VerificationRecord | None:
+    """The record that these files would have now; None where one is missing or has another size."""
+    files = [_look_at(directory, file) for file in stage.files]
+    if any(file is None for file in files):
+        return None
+    return VerificationRecord(content=stage.slice_id, files=tuple(file for file in files if file is not None))
+
+
+def _look_at(directory: Path, file: SliceFile) -> VerifiedFile | None:
+    try:
+        stat = (directory / file.name).stat()
+    except OSError:
+        return None
+    if stat.st_size != file.num_bytes:
+        return None
+    return VerifiedFile(name=file.name, num_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns)
+
+
+def _is_signed(path: Path, wanted: VerificationRecord, key: bytes) -> bool:
+    try:
+        found = from_json(path.read_bytes(), VerificationRecord)
+    except (OSError, UsageError):
+        return False
+    same = (found.content, found.files) == (wanted.content, wanted.files)
+    return hmac.compare_digest(found.signature.encode(), _signature(wanted, key).encode()) and same
+
+
+def _signature(record: VerificationRecord, key: bytes) -> str:
+    unsigned = VerificationRecord(content=record.content, files=record.files)
+    return hmac.new(key, b"shardwise verification 1\n" + to_json(unsigned), "sha256").hexdigest()
