@@ -37,6 +37,8 @@ def make_tiny(
     vocab_size = add_tokenizer(writer)
     for key, value in (spec.metadata() | {k.replace("__", "."): v for k, v in keys.items()}).items():
         _add(writer, f"{spec.architecture}.{key}", value)
+    for key, value in spec.plain_keys.items():
+        _add(writer, key, value)
     for name, shape in spec.tensors(vocab_size):
         weights = _weights(architecture, name, shape)
         if _is_matrix(name, shape):

@@ -25,7 +25,7 @@ class Spec:
     head_dim: int = 64
     rms_norm: bool = True
     norm_bias: bool = False
-    final_norm_bias: bool | None = None  # None: as norm_bias
+    final_norm: bool = True
     attn_norm: bool = True
     ffn_norm: bool = True
     post_attn_norm: bool = False
@@ -42,11 +42,13 @@ class Spec:
     shared_expert_ff: int = 0
     shared_expert_gate: bool = False
     leading_dense: int = 0
+    dense_every: int = 1  # 2: every second layer has experts, the others are dense
+    ffn_width: int = 0  # where the matrices are not as wide as feed_forward_length says
     tied: bool = False
     output_bias: bool = False
     context: int = 512
-    vocab_rows: int = 0  # 0: the tokenizer's size
     keys: dict[str, Any] = field(default_factory=dict)  # without the architecture's prefix
+    plain_keys: dict[str, Any] = field(default_factory=dict)  # keys that have no prefix
     extra: tuple[Tensor, ...] = ()  # whole-model tensors
     extra_layer: tuple[Tensor, ...] = ()  # per layer, without "blk.N."
 
@@ -85,15 +87,16 @@ class Spec:
         for index in range(self.num_layers):
             for name, shape in self._layer(index):
                 yield f"blk.{index}.{name}", shape
-        yield from self._norm("output_norm", self.norm_bias if self.final_norm_bias is None else self.final_norm_bias)
+        if self.final_norm:
+            yield from self._norm("output_norm")
         if not self.tied:
             yield "output.weight", (self.embd, vocab_size)
         if self.output_bias:
             yield "output.bias", (vocab_size,)
 
-    def _norm(self, name: str, bias: bool | None = None) -> Iterator[Tensor]:
+    def _norm(self, name: str) -> Iterator[Tensor]:
         yield f"{name}.weight", (self.embd,)
-        if self.norm_bias if bias is None else bias:
+        if self.norm_bias:
             yield f"{name}.bias", (self.embd,)
 
     def _layer(self, index: int) -> Iterator[Tensor]:
@@ -104,7 +107,8 @@ class Spec:
             yield "post_attention_norm.weight", (self.embd,)
         if self.ffn_norm:
             yield from self._norm("ffn_norm")
-        yield from self._experts() if self.ffn == "moe" and index >= self.leading_dense else self._dense()
+        sparse = self.ffn == "moe" and index >= self.leading_dense and (index + 1) % self.dense_every == 0
+        yield from self._experts() if sparse else self._dense()
         if self.post_ffn_norm:
             yield "post_ffw_norm.weight", (self.embd,)
         yield from self.extra_layer
@@ -127,10 +131,10 @@ class Spec:
                 yield f"{name}.weight", shapes[self.qk_norm]
 
     def _dense(self) -> Iterator[Tensor]:
-        width = 2 * self.ff if self.ffn == "up_gate" else self.ff
-        names = {"ffn_up": (self.embd, width), "ffn_down": (self.ff, self.embd)}
+        inner = self.ffn_width or self.ff
+        names = {"ffn_up": (self.embd, 2 * inner if self.ffn == "up_gate" else inner), "ffn_down": (inner, self.embd)}
         if self.ffn in ("gated", "moe"):
-            names = {"ffn_gate": (self.embd, self.ff)} | names
+            names = {"ffn_gate": (self.embd, inner)} | names
         for name, shape in names.items():
             yield f"{name}.weight", shape
             if self.ffn_bias:

@@ -34,6 +34,11 @@ class Family(Record):
     input_node: str | None = None  # graph node to overwrite with a later slice's input, where llama.cpp changes its input
     neutral_metadata: dict[str, float] = {}  # scalars that later slices carry instead, because they act on the input
     fixed_layer_counts: tuple[int, ...] = ()  # models with so many layers cannot be cut: the count changes the arithmetic
+    fixed_from_layers: int | None = None  # the same for models with at least so many layers
+    forbidden_lengths: tuple[int, ...] = ()  # no slice may have so many layers: llama.cpp takes it for another model
+    needs_keys: tuple[str, ...] = ()  # without these, llama.cpp guesses from the number of layers
+    required_values: dict[str, tuple[float | int | str, ...]] = {}  # keys that may have only these values, if present
+    default_metadata: dict[str, int] = {}  # keys that slices state where the file does not
 
 
 # Keys (without the architecture's prefix) whose arrays have one element a layer.
@@ -47,15 +52,70 @@ PER_LAYER_KEYS = frozenset(
         "feed_forward_length",
     }
 )
+# The same, of keys that have no prefix (apertus).
+PER_LAYER_PLAIN_KEYS = frozenset({"xielu.alpha_n", "xielu.alpha_p", "xielu.beta", "xielu.eps"})
 
 # Keys that count layers from the start of the model: a slice that starts at `s` carries max(0, value - s).
 LEADING_LAYER_KEYS = frozenset({"leading_dense_block_count"})
 
-_ALL = (
-    Family(architecture="llama"),
-    Family(architecture="qwen2"),
-    Family(architecture="qwen3"),
-    Family(architecture="qwen3moe"),
+# Keys of models that take more than token embeddings (images): positions or rows have another shape there.
+REFUSED_KEYS = frozenset({"deepstack_mapping", "n_deepstack_layers", "rope.dimension_sections"})
+
+_SCALE = {"embedding_scale": 0.0}  # 0 = llama.cpp leaves the scaling out
+
+_PLAIN = (
+    "arcee",
+    "chatglm",
+    "deepseek",
+    "exaone",
+    "falcon",
+    "hunyuan-dense",
+    "hunyuan-moe",
+    "llama",
+    "mistral3",
+    "mpt",
+    "olmo",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "seed_oss",
+    "starcoder2",
+)
+_WITH_OWN_HEAD = (
+    "apertus",
+    "bailingmoe",
+    "bailingmoe2",
+    "dbrx",
+    "dots1",
+    "gptneox",
+    "internlm2",
+    "minimax-m2",
+    "nemotron",
+    "olmoe",
+    "orion",
+    "phi2",
+    "phimoe",
+    "qwen",
+    "qwen2moe",
+    "stablelm",
+    "xverse",
+)
+
+_SPECIAL = (
+    Family(architecture="bloom", input_node="inp_norm-0"),
+    Family(architecture="cohere2", sliding_window=SlidingWindow(period=4, requires_key=False)),
+    Family(architecture="command-r", fixed_from_layers=64),
+    Family(
+        architecture="deepseek2",
+        forbidden_lengths=(26, 27),
+        needs_keys=("expert_gating_func",),
+        default_metadata={"attention.q_lora_rank": 0},
+    ),
+    Family(architecture="ernie4_5"),
+    Family(architecture="ernie4_5-moe", required_values={"interleave_moe_layer_step": (1,)}),
+    Family(architecture="exaone4", fixed_layer_counts=(64,)),
+    Family(architecture="gemma", input_node="inp_scaled"),
     Family(
         architecture="gemma2",
         sliding_window=SlidingWindow(period=2, requires_key=False),
@@ -68,18 +128,37 @@ _ALL = (
         scales_input=True,
         fixed_layer_counts=(62,),
     ),
-    Family(architecture="phi3"),
-    Family(architecture="starcoder2"),
-    Family(architecture="olmo2", sliding_window=SlidingWindow(period=4), output_optional=False),
-    Family(architecture="granite", neutral_metadata={"embedding_scale": 0.0}),
+    Family(architecture="gpt2", input_node="inpL"),
     Family(
         architecture="gpt-oss",
         sliding_window=SlidingWindow(period=2, requires_key=False),
         output_optional=False,
     ),
+    Family(architecture="granite", neutral_metadata=_SCALE),
+    Family(architecture="granitemoe", neutral_metadata=_SCALE),
+    Family(
+        architecture="llama4",
+        sliding_window=SlidingWindow(period=4),
+        cut_multiple=4,
+        required_values={"interleave_moe_layer_step": (1, 2, 4)},
+    ),
+    Family(
+        architecture="minicpm",
+        neutral_metadata=_SCALE,
+        needs_keys=("embedding_scale", "residual_scale", "logit_scale"),
+    ),
+    Family(architecture="olmo2", sliding_window=SlidingWindow(period=4), output_optional=False),
+    Family(architecture="smollm3", cut_multiple=4),
+    Family(architecture="starcoder", input_node="inpL"),
 )
 
-FAMILIES: dict[str, Family] = {family.architecture: family for family in _ALL}
+_ALL = (
+    *(Family(architecture=name) for name in _PLAIN),
+    *(Family(architecture=name, output_optional=False) for name in _WITH_OWN_HEAD),
+    *_SPECIAL,
+)
+
+FAMILIES: dict[str, Family] = {family.architecture: family for family in sorted(_ALL, key=lambda f: f.architecture)}
 
 
 def require_proved(architecture: str) -> Family:
@@ -97,7 +176,8 @@ def require_proved(architecture: str) -> Family:
 
 def cut_points(family: Family, num_layers: int) -> list[int]:
     """Layer indices at which a model of `num_layers` layers may be cut (0 and `num_layers` are not cuts)."""
-    if num_layers in family.fixed_layer_counts:
+    too_many = family.fixed_from_layers is not None and num_layers >= family.fixed_from_layers
+    if num_layers in family.fixed_layer_counts or too_many:
         return []
     step = family.cut_multiple
     return list(range(step, num_layers, step))

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.model.families import LEADING_LAYER_KEYS, PER_LAYER_KEYS, Family
+from shardwise.model.families import LEADING_LAYER_KEYS, PER_LAYER_KEYS, PER_LAYER_PLAIN_KEYS, Family
 from shardwise.model.gguf_header import GgufType, Scalar
 from shardwise.shards.gguf_source import GgufSource, SourceTensor
 from shardwise.shards.gguf_writer import OutTensor, encode_entry
@@ -25,6 +25,7 @@ EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 HEAD_BIAS = "output.bias"
 PATTERN = "attention.sliding_window_pattern"
+NEXTN = "nextn_predict_layers"  # layers for multi-token prediction, at the end; slices go without them
 _LAYER = re.compile(r"^blk\.(\d+)\.(.+)$")
 _F32 = 0  # ggml's number of the type
 
@@ -54,6 +55,11 @@ def _changed_values(source: GgufSource, family: Family, start: int, end: int, nu
         for name, value in family.neutral_metadata.items():
             if source.has(name):
                 out[source.own_key(name)] = (GgufType.FLOAT32, value)
+    for name, number in family.default_metadata.items():
+        if not source.has(name):
+            out[source.own_key(name)] = (GgufType.UINT32, number)
+    if source.has(NEXTN):
+        out[source.own_key(NEXTN)] = (GgufType.UINT32, 0)
     for name in LEADING_LAYER_KEYS:
         if source.has(name):
             out[source.own_key(name)] = (GgufType.UINT32, max(0, source.integer(name) - start))
@@ -79,7 +85,8 @@ def _cut_entry(source: GgufSource, key: str, start: int, end: int, num_layers: i
     """Per-layer arrays are cut, everything else keeps its bytes."""
     own, _, name = key.partition(".")
     kind = source.element_type(key)
-    if own != source.architecture or name not in PER_LAYER_KEYS or kind is None:
+    per_layer = key in PER_LAYER_PLAIN_KEYS or (own == source.architecture and name in PER_LAYER_KEYS)
+    if not per_layer or kind is None:
         return source.entry(key)
     return encode_entry(key, kind, _per_layer(source, key, num_layers)[start:end])
 

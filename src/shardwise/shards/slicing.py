@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from shardwise.errors import UsageError
-from shardwise.model.families import Family, cut_points, require_proved
+from shardwise.errors import UnsupportedModelError, UsageError
+from shardwise.model.families import REFUSED_KEYS, Family, cut_points, require_proved
 from shardwise.records import Record, from_json, to_json
 from shardwise.shards.gguf_source import GgufSource
 from shardwise.shards.gguf_writer import (
@@ -30,6 +30,7 @@ from shardwise.shards.gguf_writer import (
 )
 from shardwise.shards.slice_recipe import (
     EMBEDDING,
+    NEXTN,
     embedding_entries,
     embedding_tensors,
     slice_entries,
@@ -122,13 +123,35 @@ def slice_model(
 
 
 def count_layers(source: GgufSource) -> int:
-    """Layers of the model; `MalformedModelError` if there are none or no embedding."""
-    num_layers = source.integer("block_count")
+    """Layers that compute (without those for multi-token prediction).
+
+    `MalformedModelError` if there are none or no embedding; `UnsupportedModelError` if the file has something that
+    its architecture's parity does not cover.
+    """
+    num_layers = source.integer("block_count") - source.integer(NEXTN, 0)
     if num_layers < 1:
-        raise source.header.complaint(f"{source.own_key('block_count')} is {num_layers}")
+        raise source.header.complaint(f"the header claims {num_layers} layers")
     if EMBEDDING not in source.tensors:
         raise source.header.complaint(f"there is no tensor '{EMBEDDING}'")
+    _refuse_unproved_variants(source, require_proved(source.architecture))
     return num_layers
+
+
+def _refuse_unproved_variants(source: GgufSource, family: Family) -> None:
+    found = [name for name in REFUSED_KEYS if source.has(name)]
+    missing = [name for name in family.needs_keys if not source.has(name)]
+    other = [
+        name
+        for name, allowed in family.required_values.items()
+        if source.has(name) and source.header.scalar(source.own_key(name)) not in allowed
+    ]
+    if found or missing or other:
+        what = f"with '{(found or other)[0]}'" if found or other else f"without '{missing[0]}'"
+        raise UnsupportedModelError(
+            f"{source.architecture} models {what} are not proved to give the same logits when they are split",
+            where=str(source.paths[0]),
+            hint="run it on one machine",
+        )
 
 
 def check_range(family: Family, start: int, end: int, num_layers: int) -> None:
@@ -148,6 +171,12 @@ def check_range(family: Family, start: int, end: int, num_layers: int) -> None:
                 hint="it cannot be cut at all" if not allowed else f"allowed: {', '.join(map(str, allowed))}",
                 allowed_cuts=allowed,
             )
+    if end - start in family.forbidden_lengths and end - start != num_layers:
+        raise UsageError(
+            f"a {family.architecture} slice cannot have {end - start} layers, llama.cpp takes it for another model",
+            where="layers",
+            hint="choose another number of layers",
+        )
 
 
 def _whole_model(source: GgufSource, family: Family, num_layers: int) -> StageFiles:
