@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tiny_models.spec import Spec
+from tests.tiny_models.unusual import DeltaNetSpec, Gemma4Spec, LatentSpec, MambaSpec, ShortConvSpec
 
 _WINDOW = {"attention.sliding_window": 16}
 _GPT_OSS_LAYER = (("attn_sinks.weight", (4,)),)
@@ -297,3 +298,100 @@ _MORE = {
     "xverse": Spec("xverse", heads_kv=4),
 }
 SPECS |= _MORE
+
+_SECTIONS = {"rope.dimension_sections": [16, 16, 0, 0]}
+_UNUSUAL: dict[str, Spec] = {
+    "deepseek2": LatentSpec(
+        "deepseek2",
+        **_MOE,
+        shared_expert_ff=256,
+        leading_dense=1,
+        keys=_EXPERT_FF | _SHARED | {"leading_dense_block_count": 1, "expert_gating_func": 2, "expert_weights_scale": 2.5},
+    ),
+    "deepseek2/old": LatentSpec(
+        "deepseek2",
+        **_MOE,
+        shared_expert_ff=256,
+        leading_dense=1,
+        split_kv_b=False,
+        keys=_EXPERT_FF | _SHARED | {"leading_dense_block_count": 1, "expert_gating_func": 1},
+    ),
+    "deepseek2/lite": LatentSpec(
+        "deepseek2",
+        **_MOE,
+        num_layers=27,
+        embd=64,
+        ff=64,
+        expert_ff=32,
+        shared_expert_ff=32,
+        leading_dense=1,
+        q_rank=0,
+        keys=_SHARED | {"expert_feed_forward_length": 32, "leading_dense_block_count": 1, "expert_gating_func": 1},
+    ),
+    "gemma4": Gemma4Spec(
+        "gemma4",
+        num_layers=5,
+        embd=288,
+        tied=True,
+        post_attn_norm=True,
+        post_ffn_norm=True,
+        keys=_WINDOW | {"rope.freq_base_swa": 500.0, "final_logit_softcapping": 30.0},
+        extra=(("rope_freqs.weight", (64,)),),
+    ),
+    "glm4": Spec("glm4", ffn="up_gate", post_attn_norm=True, post_ffn_norm=True, qkv_bias=True),
+    "glm4moe": Spec(
+        "glm4moe",
+        **_MOE,
+        num_layers=5,
+        nextn_layers=1,
+        qkv_bias=True,
+        qk_norm="head",
+        ffn_norm=False,
+        post_attn_norm=True,
+        shared_expert_ff=256,
+        leading_dense=1,
+        keys=_EXPERT_FF | _SHARED | {"leading_dense_block_count": 1, "nextn_predict_layers": 1},
+        extra_expert=(("exp_probs_b.bias", (4,)),),
+    ),
+    "granitehybrid": MambaSpec(
+        "granitehybrid",
+        num_layers=6,
+        tied=True,
+        keys={"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.015625, "logit_scale": 6.0},
+    ),
+    "lfm2": ShortConvSpec("lfm2", num_layers=6, qk_norm="head", tied=True),
+    "lfm2moe": ShortConvSpec(
+        "lfm2moe",
+        **_MOE,
+        num_layers=6,
+        qk_norm="head",
+        tied=True,
+        leading_dense=2,
+        keys=_EXPERT_FF | {"leading_dense_block_count": 2, "expert_gating_func": 2},
+        extra_expert=(("exp_probs_b.bias", (4,)),),
+    ),
+    "qwen2vl": Spec("qwen2vl", qkv_bias=True, keys=_SECTIONS),
+    "qwen35": DeltaNetSpec("qwen35", num_layers=8, ffn_norm=False, post_attn_norm=True, tied=True, keys=_SECTIONS),
+    "qwen35moe": DeltaNetSpec(
+        "qwen35moe",
+        **_MOE,
+        num_layers=8,
+        ffn_norm=False,
+        post_attn_norm=True,
+        shared_expert_ff=256,
+        shared_expert_gate=True,
+        keys=_SECTIONS | _EXPERT_FF | {"expert_shared_feed_forward_length": 256},
+    ),
+    "qwen3next": DeltaNetSpec(
+        "qwen3next",
+        **_MOE,
+        num_layers=8,
+        ffn_norm=False,
+        post_attn_norm=True,
+        shared_expert_ff=256,
+        shared_expert_gate=True,
+        joint_beta_alpha=True,
+        keys=_EXPERT_FF | {"expert_shared_feed_forward_length": 256},
+    ),
+}
+SPECS |= _UNUSUAL

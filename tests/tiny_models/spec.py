@@ -51,6 +51,13 @@ class Spec:
     plain_keys: dict[str, Any] = field(default_factory=dict)  # keys that have no prefix
     extra: tuple[Tensor, ...] = ()  # whole-model tensors
     extra_layer: tuple[Tensor, ...] = ()  # per layer, without "blk.N."
+    extra_expert: tuple[Tensor, ...] = ()  # per layer with experts
+    nextn_layers: int = 0  # of `num_layers`, at the end: for multi-token prediction, not computed
+
+    @property
+    def computed_layers(self) -> int:
+        """Layers that can be cut."""
+        return self.num_layers - self.nextn_layers
 
     @property
     def q_dim(self) -> int:
@@ -102,7 +109,7 @@ class Spec:
     def _layer(self, index: int) -> Iterator[Tensor]:
         if self.attn_norm:
             yield from self._norm("attn_norm")
-        yield from self._attention()
+        yield from self._attention(index)
         if self.post_attn_norm:
             yield "post_attention_norm.weight", (self.embd,)
         if self.ffn_norm:
@@ -112,8 +119,14 @@ class Spec:
         if self.post_ffn_norm:
             yield "post_ffw_norm.weight", (self.embd,)
         yield from self.extra_layer
+        if sparse:
+            yield from self.extra_expert
+        if index >= self.num_layers - self.nextn_layers:
+            yield "nextn.eh_proj.weight", (2 * self.embd, self.embd)
+            yield "nextn.enorm.weight", (self.embd,)
+            yield "nextn.hnorm.weight", (self.embd,)
 
-    def _attention(self) -> Iterator[Tensor]:
+    def _attention(self, index: int) -> Iterator[Tensor]:
         parts = {"attn_q": self.q_dim, "attn_k": self.kv_dim, "attn_v": self.kv_dim}
         if self.qkv == "fused":
             parts = {"attn_qkv": self.q_dim + 2 * self.kv_dim}

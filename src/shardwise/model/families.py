@@ -32,13 +32,17 @@ class Family(Record):
     output_optional: bool = True  # without `output.weight`, llama.cpp takes `token_embd.weight` as the head
     scales_input: bool = False  # multiplies token embeddings by sqrt(hidden size), but not embeddings given from outside
     input_node: str | None = None  # graph node to overwrite with a later slice's input, where llama.cpp changes its input
+    token_batches: bool = False  # refuses embeddings from outside: feed token 0 and overwrite `input_node`, in every slice
     neutral_metadata: dict[str, float] = {}  # scalars that later slices carry instead, because they act on the input
     fixed_layer_counts: tuple[int, ...] = ()  # models with so many layers cannot be cut: the count changes the arithmetic
     fixed_from_layers: int | None = None  # the same for models with at least so many layers
     forbidden_lengths: tuple[int, ...] = ()  # no slice may have so many layers: llama.cpp takes it for another model
     needs_keys: tuple[str, ...] = ()  # without these, llama.cpp guesses from the number of layers
     required_values: dict[str, tuple[float | int | str, ...]] = {}  # keys that may have only these values, if present
+    refused_values: dict[str, tuple[float | int | str, ...]] = {}  # and keys that may not have these
     default_metadata: dict[str, int] = {}  # keys that slices state where the file does not
+    recurrent_interval: int = 0  # llama.cpp's own pattern: every n-th layer has attention, the others a recurrent state
+    rope_factors_of_full_layers: bool = False  # `rope_freqs` belongs to layers without a window only
 
 
 # Keys (without the architecture's prefix) whose arrays have one element a layer.
@@ -46,6 +50,7 @@ PER_LAYER_KEYS = frozenset(
     {
         "attention.head_count",
         "attention.head_count_kv",
+        "attention.recurrent_layers",
         "attention.sliding_window_pattern",
         "expert_feed_forward_length",
         "expert_used_count",
@@ -58,8 +63,10 @@ PER_LAYER_PLAIN_KEYS = frozenset({"xielu.alpha_n", "xielu.alpha_p", "xielu.beta"
 # Keys that count layers from the start of the model: a slice that starts at `s` carries max(0, value - s).
 LEADING_LAYER_KEYS = frozenset({"leading_dense_block_count"})
 
-# Keys of models that take more than token embeddings (images): positions or rows have another shape there.
-REFUSED_KEYS = frozenset({"deepstack_mapping", "n_deepstack_layers", "rope.dimension_sections"})
+# Keys of models that take more than token embeddings (images): rows have another shape there ...
+REFUSED_KEYS = frozenset({"deepstack_mapping", "n_deepstack_layers"})
+# ... or positions have, which llama.cpp fills in for batches of tokens only.
+REFUSED_WITHOUT_TOKENS = frozenset({"rope.dimension_sections"})
 
 _SCALE = {"embedding_scale": 0.0}  # 0 = llama.cpp leaves the scaling out
 
@@ -128,6 +135,14 @@ _SPECIAL = (
         scales_input=True,
         fixed_layer_counts=(62,),
     ),
+    Family(
+        architecture="gemma4",
+        scales_input=True,
+        required_values={"embedding_length_per_layer_input": (0,), "attention.shared_kv_layers": (0,)},
+        rope_factors_of_full_layers=True,
+    ),
+    Family(architecture="glm4", token_batches=True, input_node="embd"),
+    Family(architecture="glm4moe", token_batches=True, input_node="embd"),
     Family(architecture="gpt2", input_node="inpL"),
     Family(
         architecture="gpt-oss",
@@ -135,12 +150,16 @@ _SPECIAL = (
         output_optional=False,
     ),
     Family(architecture="granite", neutral_metadata=_SCALE),
+    Family(architecture="granitehybrid", neutral_metadata=_SCALE),
     Family(architecture="granitemoe", neutral_metadata=_SCALE),
+    Family(architecture="lfm2"),
+    Family(architecture="lfm2moe"),
     Family(
         architecture="llama4",
         sliding_window=SlidingWindow(period=4),
         cut_multiple=4,
         required_values={"interleave_moe_layer_step": (1, 2, 4)},
+        refused_values={"attention.sliding_window": (0,)},
     ),
     Family(
         architecture="minicpm",
@@ -148,6 +167,10 @@ _SPECIAL = (
         needs_keys=("embedding_scale", "residual_scale", "logit_scale"),
     ),
     Family(architecture="olmo2", sliding_window=SlidingWindow(period=4), output_optional=False),
+    Family(architecture="qwen2vl", token_batches=True, input_node="embd"),
+    Family(architecture="qwen35", token_batches=True, input_node="model.input_embed", recurrent_interval=4),
+    Family(architecture="qwen35moe", token_batches=True, input_node="model.input_embed", recurrent_interval=4),
+    Family(architecture="qwen3next", recurrent_interval=4),
     Family(architecture="smollm3", cut_multiple=4),
     Family(architecture="starcoder", input_node="inpL"),
 )

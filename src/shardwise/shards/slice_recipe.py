@@ -24,7 +24,9 @@ from shardwise.shards.gguf_writer import OutTensor, encode_entry
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 HEAD_BIAS = "output.bias"
+ROPE_FACTORS = "rope_freqs.weight"
 PATTERN = "attention.sliding_window_pattern"
+RECURRENT = "attention.recurrent_layers"
 NEXTN = "nextn_predict_layers"  # layers for multi-token prediction, at the end; slices go without them
 _LAYER = re.compile(r"^blk\.(\d+)\.(.+)$")
 _F32 = 0  # ggml's number of the type
@@ -66,6 +68,9 @@ def _changed_values(source: GgufSource, family: Family, start: int, end: int, nu
     window = _window_pattern(source, family, num_layers)
     if window is not None:
         out[source.own_key(PATTERN)] = (GgufType.BOOL, window[start:end])
+    if family.recurrent_interval and source.element_type(source.own_key(RECURRENT)) is None:
+        every = source.integer("full_attention_interval", family.recurrent_interval)
+        out[source.own_key(RECURRENT)] = (GgufType.BOOL, [(index + 1) % every != 0 for index in range(start, end)])
     return out
 
 
@@ -116,9 +121,15 @@ def slice_tensors(source: GgufSource, family: Family, start: int, end: int, num_
             out.extend(_head(tensor, is_last, family.output_optional))
         elif name == HEAD_BIAS and not is_last:
             out.append(OutTensor(name, (1,), _F32, 4, None))
+        elif name == ROPE_FACTORS and family.rope_factors_of_full_layers and all(_windows(source, start, end)):
+            continue
         else:
             out.append(_copied(tensor, name))
     return out
+
+
+def _windows(source: GgufSource, start: int, end: int) -> list[bool]:
+    return [bool(x) for x in source.array(source.own_key(PATTERN))[start:end]]
 
 
 def _layer_name(name: str, start: int, end: int) -> str | None:

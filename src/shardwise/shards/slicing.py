@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardwise.errors import UnsupportedModelError, UsageError
-from shardwise.model.families import REFUSED_KEYS, Family, cut_points, require_proved
+from shardwise.model.families import REFUSED_KEYS, REFUSED_WITHOUT_TOKENS, Family, cut_points, require_proved
 from shardwise.records import Record, from_json, to_json
 from shardwise.shards.gguf_source import GgufSource
 from shardwise.shards.gguf_writer import (
@@ -52,6 +52,7 @@ class StageFiles(Record):
     architecture: str
     input_scale: float  # what the stage's input (looked-up embeddings or activations, f32) is multiplied by
     input_node: str | None  # if set: overwrite this graph node with the input, because llama.cpp changes its input first
+    input_batch: str = "embeddings"  # or "tokens": the batch holds token 0 in every row, the input goes to `input_node`
     output_node: str  # graph node that holds the last layer's output, rows x hidden size in f32
     weight_bytes: int  # of the tensors in `weights`
 
@@ -138,13 +139,12 @@ def count_layers(source: GgufSource) -> int:
 
 
 def _refuse_unproved_variants(source: GgufSource, family: Family) -> None:
-    found = [name for name in REFUSED_KEYS if source.has(name)]
+    refused = REFUSED_KEYS if family.token_batches else REFUSED_KEYS | REFUSED_WITHOUT_TOKENS
+    found = [name for name in refused if source.has(name)]
     missing = [name for name in family.needs_keys if not source.has(name)]
-    other = [
-        name
-        for name, allowed in family.required_values.items()
-        if source.has(name) and source.header.scalar(source.own_key(name)) not in allowed
-    ]
+    values = {name: source.header.scalar(source.own_key(name)) for name in family.required_values | family.refused_values}
+    other = [name for name, allowed in family.required_values.items() if values[name] not in (None, *allowed)]
+    other += [name for name, not_allowed in family.refused_values.items() if values[name] in not_allowed]
     if found or missing or other:
         what = f"with '{(found or other)[0]}'" if found or other else f"without '{missing[0]}'"
         raise UnsupportedModelError(
@@ -210,7 +210,8 @@ def stage_files(
         embedding=embedding,
         architecture=source.architecture,
         input_scale=math.sqrt(hidden_size) if family.scales_input and start == 0 else 1.0,
-        input_node=family.input_node if start > 0 else None,
+        input_node=family.input_node if start > 0 or family.token_batches else None,
+        input_batch="tokens" if family.token_batches else "embeddings",
         output_node=f"l_out-{end - start - 1}",
         weight_bytes=weight_bytes,
     )

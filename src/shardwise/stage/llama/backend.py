@@ -47,8 +47,7 @@ class LlamaCppBackend:
         self.vocab = self._api.llama_model_get_vocab(self._model)
         self.vocab_size = int(self._api.llama_vocab_n_tokens(self.vocab)) if self.is_last else 0
         self._rows = settings.chunk_tokens if settings.chunk_tokens >= settings.max_sessions else settings.max_sessions
-        self._batch = self._api.llama_batch_init(self._rows, self._hidden, 1)
-        self._input_TH = np.ctypeslib.as_array(self._batch.embd, shape=(self._rows, self._hidden))
+        self._batch, self._input_TH = self._make_batch()
         self._figures = self._memory_figures()
 
     # -- loading ------------------------------------------------------------------------------------------------
@@ -106,6 +105,15 @@ class LlamaCppBackend:
     def _make_tap(self, files: StageFiles) -> LayerTap | None:
         output = "" if self.is_last else files.output_node
         return LayerTap(self._api, output, files.input_node or "") if output or files.input_node else None
+
+    def _make_batch(self) -> tuple[Any, Floats]:
+        """A batch and the place of its input [T, H]; for `input_batch` "tokens" every row is token 0, to be overwritten."""
+        if self.files.input_batch == "embeddings":
+            batch = self._api.llama_batch_init(self._rows, self._hidden, 1)
+            return batch, np.ctypeslib.as_array(batch.embd, shape=(self._rows, self._hidden))
+        batch = self._api.llama_batch_init(self._rows, 0, 1)
+        np.ctypeslib.as_array(batch.token, shape=(self._rows,))[:] = 0
+        return batch, np.empty((self._rows, self._hidden), dtype=np.float32)
 
     # -- StageBackend -------------------------------------------------------------------------------------------
 
