@@ -1,1 +1,7 @@
-"""See docs/architecture.md."""
+"""plan -> verified shards -> running stages -> ready; the only place that joins the rooms."""
+
+from shardwise.deploy.deployment import Deployment, StageStatus
+from shardwise.deploy.launch import Placement, launch, launch_local
+from shardwise.deploy.options import RunOptions
+
+__all__ = ["Deployment", "Placement", "RunOptions", "StageStatus", "launch", "launch_local"]

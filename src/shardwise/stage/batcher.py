@@ -1,7 +1,8 @@
 """Which rows a stage computes next. Pure: no clock, no socket, no model.
 
-Items wait in two queues, decode (the row of a newly sampled token) and prefill (chunks of a prompt, and the forced rows of
-a replay). Decode goes first; so that a busy stage does not starve a waiting prompt, a chunk gets its turn after `DECODE_TURNS` decode batches.
+Items wait in two queues: decode (the row of a newly sampled token) and prefill (chunks of a prompt, and the forced rows of a
+replay). Decode goes first; so that a busy stage does not starve a waiting prompt, a chunk gets its turn after `DECODE_TURNS`
+decode batches.
 
 A batch holds at most `ceil(active sessions / stages)` decode rows: with two users on two stages each keeps one stage
 busy, which is faster than both travelling together. With `deterministic` a batch holds one session's rows only.

@@ -5,7 +5,7 @@ Shapes: T rows of the batch, H hidden size, S sampled rows, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from shardwise.transport.messages import Sampled, Segment, Step, Visit
 if TYPE_CHECKING:
     from shardwise.stage.worker import StageWorker
 
-WIRE_DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
+WIRE_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 
 
 class Executor:
@@ -73,7 +73,7 @@ class Executor:
     def _pass_on(self, items: list[Item], out_TH: Floats, times_s: tuple[float, float, float]) -> None:
         worker = self._worker
         copy_started_s = worker.clock.now_s()
-        payload = memoryview(np.ascontiguousarray(out_TH, dtype=self._wire)).cast("B")
+        payload = np.ascontiguousarray(out_TH, dtype=self._wire).data.cast("B")
         sent_s = worker.clock.now_s()
         prefill = items[0].segment.num_tokens > 1
         copy_s = sent_s - copy_started_s + times_s[1] - times_s[0]

@@ -12,7 +12,7 @@ from shardwise.errors import CompatibilityError
 from shardwise.records import replace
 from shardwise.stage.config import WorkerConfig
 from shardwise.transport.channel import Inbox, Outbox
-from shardwise.transport.messages import AnyMessage, Connect, Connected, Failure, Taken
+from shardwise.transport.messages import AnyMessage, Connect, Connected, Failure, OpenSession, Taken
 from shardwise.transport.security.allow_list import AllowList
 from shardwise.transport.security.authenticator import Authenticator
 from shardwise.transport.security.keys import NodeKeys
@@ -116,6 +116,11 @@ class Links:
         if prefill:
             self._under_way += 1
         return self._next.send(message, payload)
+
+    def forward(self, message: OpenSession) -> None:
+        """Pass a session's opening on to the next stage."""
+        assert self._next is not None
+        self._next.send(message)
 
     def to_first(self, message: AnyMessage) -> int:
         assert self._first is not None

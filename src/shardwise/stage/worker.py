@@ -220,6 +220,8 @@ class StageWorker:
         try:
             session = self.sessions.open(message)
             self.queued[message.session] = message.start_position
+            if not self.is_last:
+                self.links.forward(message)  # ahead of the rows, on the same connection: they never meet a stranger
             self._begin(session)
         except ShardwiseError as error:
             self._report(error, message.session, message.epoch)

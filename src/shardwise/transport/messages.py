@@ -4,7 +4,7 @@ A message is two frames at most: a MessagePack header (a tagged, strict record) 
 raw payload. Nothing is ever unpickled; unknown tags, unknown fields and wrong types are refused by the decoder.
 
     driver -> stages   Connect, OpenSession, CloseSession, StatsRequest, Ping, Shutdown, KV and checkpoint requests
-    driver -> stage 0  OpenSession carries the prompt; stage 0 cuts it into chunks
+    driver -> stage 0  OpenSession carries the prompt; stage 0 cuts it into chunks, and passes it on ahead of them
     stage  -> next     Step + activations [rows, hidden]
     last   -> stage 0  Sampled (the ring) and, the same, to the driver
     stages -> driver   Ready, Connected, Sampled, Stats, Pong, Failure, Closed

@@ -1,0 +1,210 @@
+"""A running deployment: stage workers, the session driver, and what can be asked of them.
+
+**Promises** after `close` (or leaving the `with` block, or the end of this process, however it ends) no worker is left.
+**Fails when** a worker crashes: every session ends with `StageCrashed`, exit status and log tail.
+**Called by** `cli`, `server`, `bench`, and people who embed shardwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from shardwise.cluster.engine import ClusterEngine
+from shardwise.deploy.options import RunOptions
+from shardwise.deploy.tokenizer import LlamaTokenizer
+from shardwise.errors import ReplyTimeout, ShardwiseError, StageCrashed, UsageError
+from shardwise.model.description import ModelDescription
+from shardwise.records import Record
+from shardwise.session.driver import Driver, SessionHandle
+from shardwise.session.request import GenerationRequest, Readiness, Recovery, Token
+from shardwise.shards.manifest import Manifest
+from shardwise.transport.messages import SamplingSettings, Stats
+
+WATCH_INTERVAL_S = 0.1
+TOKEN_TIMEOUT_S = 600.0
+
+
+class StageStatus(Record):
+    """One stage of a deployment."""
+
+    index: int
+    node: str
+    pid: int
+    layers: tuple[int, int]  # [start, end)
+    state: str  # loading | ready | gone
+    weight_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    address: str = ""
+    load_s: float = 0.0
+
+
+class Deployment:
+    """See the module; made by `launch`."""
+
+    def __init__(
+        self,
+        *,
+        model: ModelDescription,
+        manifest: Manifest,
+        options: RunOptions,
+        tokenizer: LlamaTokenizer,
+        engine: ClusterEngine,
+        driver: Driver,
+        worker_names: list[str],
+        context: zmq.Context[zmq.Socket[bytes]],
+    ) -> None:
+        self.model, self.manifest, self.options, self.tokenizer = model, manifest, options, tokenizer
+        self.engine, self.driver = engine, driver
+        self.recoveries: list[Recovery] = []
+        self._names, self._context = worker_names, context
+        self._closed = threading.Event()
+        self._watch = threading.Thread(target=self._watch_workers, name="worker-watch", daemon=True)
+        self._watch.start()
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    @property
+    def stages(self) -> list[StageStatus]:
+        """All stages, in order, live."""
+        out = []
+        for index, (name, layers) in enumerate(zip(self._names, self.manifest.layers, strict=True)):
+            status = self.engine.status(name)
+            ready = self.driver.peers.ready.get(index)
+            out.append(
+                StageStatus(
+                    index=index,
+                    node=status.node,
+                    pid=ready.pid if ready else status.pid or 0,
+                    layers=layers,
+                    state="gone" if not status.alive else "ready" if ready else "loading",
+                    weight_bytes=ready.weight_bytes if ready else 0,
+                    kv_bytes=ready.kv_bytes if ready else 0,
+                    workspace_bytes=ready.workspace_bytes if ready else 0,
+                    address=ready.address if ready else "",
+                    load_s=ready.load_s if ready else 0.0,
+                )
+            )
+        return out
+
+    def readiness(self) -> Readiness:
+        """Whether a token really went through every stage lately."""
+        return self.driver.readiness()
+
+    def stats(self, *, reset: bool = False) -> list[Stats]:
+        """Every stage's figures since the last reset."""
+        return self.driver.stats(reset=reset)
+
+    # -- generating ---------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest, on_event: Callable[[Token | ShardwiseError], None]) -> SessionHandle:
+        """Begin a generation; events come from the driver's thread and end with a final one."""
+        return self.driver.submit(request, on_event)
+
+    def generate(
+        self,
+        prompt: str | list[int] | list[dict[str, Any]],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stop: tuple[str, ...] = (),
+        ignore_eos: bool = False,
+        traced: bool = False,
+        sampling: SamplingSettings | None = None,
+    ) -> Iterator[Token]:
+        """Tokens as they come. `prompt` is text, token ids, or chat messages. Leaving the loop early frees the session."""
+        settings = sampling or SamplingSettings(temperature=temperature, seed=seed)
+        request = GenerationRequest(
+            prompt=tuple(self.prompt_ids(prompt)),
+            max_tokens=max_tokens,
+            sampling=settings,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            traced=traced,
+        )
+        return self.stream(request)
+
+    def stream(self, request: GenerationRequest) -> Iterator[Token]:
+        """Tokens of a request as they come."""
+        events: queue.SimpleQueue[Token | ShardwiseError] = queue.SimpleQueue()
+        handle = self.submit(request, events.put)
+        return self._events(handle, events)
+
+    def _events(self, handle: SessionHandle, events: queue.SimpleQueue[Token | ShardwiseError]) -> Iterator[Token]:
+        finished = False
+        try:
+            while not finished:
+                try:
+                    event = events.get(timeout=TOKEN_TIMEOUT_S)
+                except queue.Empty:
+                    raise ReplyTimeout(f"no token within {TOKEN_TIMEOUT_S:.0f} s") from None
+                if isinstance(event, ShardwiseError):
+                    raise event
+                finished = bool(event.finish_reason)
+                yield event
+        finally:
+            if not finished:
+                handle.cancel()
+
+    def prompt_ids(self, prompt: str | list[int] | list[dict[str, Any]]) -> list[int]:
+        """Token ids of a prompt in any of its forms."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if all(isinstance(part, int) for part in prompt):
+            ids = [part for part in prompt if isinstance(part, int)]
+            if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.vocab_size:
+                raise UsageError(f"a token id is outside 0..{self.tokenizer.vocab_size - 1}", where="prompt")
+            return ids
+        return self.tokenizer.encode_chat([part for part in prompt if isinstance(part, dict)])
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def _watch_workers(self) -> None:
+        reported: set[str] = set()
+        while not self._closed.wait(WATCH_INTERVAL_S):
+            for index, name in enumerate(self._names):
+                status = self.engine.status(name)
+                if status.alive or name in reported:
+                    continue
+                reported.add(name)
+                if self._closed.wait(WATCH_INTERVAL_S):  # a last word of the worker may be on its way
+                    return
+                self.driver.fail_stage(index, crash_error(index, status.exit_status, status.log_tail))
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """End everything: first wait up to `drain_s` for running sessions."""
+        if self._closed.is_set():
+            return
+        if drain_s > 0:
+            with contextlib.suppress(ShardwiseError):  # what has not ended by then is cancelled
+                self.driver.wait_until(lambda: not self.driver.open_sessions and not self.driver.waiting, drain_s, "draining")
+        self._closed.set()
+        self._watch.join(timeout=5)
+        self.driver.close()
+        self.engine.close()
+        self.tokenizer.close()
+        self._context.destroy(linger=0)
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def crash_error(stage: int, exit_status: int | None, log_tail: str) -> StageCrashed:
+    """The error for a worker process that ended."""
+    status = exit_status if exit_status is not None else "unknown"
+    how = f"signal {-status}" if isinstance(status, int) and status < 0 else f"status {status}"
+    last = log_tail.strip().splitlines()[-1:] or ["no output"]
+    return StageCrashed(
+        f"the worker of stage {stage} ended with {how}: {last[0]}", where=f"stage {stage}", exit_status=status, log_tail=log_tail
+    )

@@ -1,0 +1,201 @@
+"""plan -> verified slices -> running stages -> ready: the only place that joins the rooms.
+
+describe -> prepare_slices -> WorkerSpec a stage -> engine.start -> Ready from all -> Connect -> Connected from all
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from shardwise.cluster.engine import ClusterEngine, WorkerSpec
+from shardwise.cluster.local import LocalEngine
+from shardwise.deploy.deployment import Deployment
+from shardwise.deploy.memory import require_memory
+from shardwise.deploy.options import RunOptions, main_quantization
+from shardwise.deploy.slices import prepare_slices
+from shardwise.deploy.tokenizer import LlamaTokenizer
+from shardwise.model.description import ModelDescription
+from shardwise.model.resolve import describe_model, resolve_model
+from shardwise.records import Record, replace
+from shardwise.session.driver import Driver
+from shardwise.session.peers import DriverSettings
+from shardwise.shards.manifest import Manifest
+from shardwise.shards.slicing import StageFiles
+from shardwise.stage.backend import BackendSettings
+from shardwise.stage.config import AllowedPeer, WorkerConfig
+from shardwise.transport.handshake import Hello
+from shardwise.transport.security.keys import NodeKeys
+
+OnProgress = Callable[[str, float], None]  # what is being done, share done (0..1)
+
+
+class Placement(Record):
+    """Where one stage runs."""
+
+    node: str = ""
+    host: str = "127.0.0.1"  # its address as the other nodes see it
+    prefix: tuple[str, ...] = ()
+    device: str = "cpu"
+
+
+def launch_local(
+    model: str | Path | ModelDescription,
+    *,
+    num_stages: int = 1,
+    layers: tuple[int, ...] = (),
+    on_progress: OnProgress | None = None,
+    **settings: Any,
+) -> Deployment:
+    """Run a model as stage processes on this machine; returns when it is ready.
+
+    `settings` are the fields of `RunOptions` (context_tokens, max_sessions, kv_type, wire_dtype, threads, ...).
+    Raises `UsageError`, `ModelError`, `StageOutOfMemory`, `StageLoadFailed`, `StageCrashed`, `ReplyTimeout`.
+    """
+    options = RunOptions(num_stages=num_stages, layers=tuple(layers), **settings)
+    return launch(model, options, on_progress=on_progress)
+
+
+def launch(
+    model: str | Path | ModelDescription,
+    options: RunOptions,
+    *,
+    engine: ClusterEngine | None = None,
+    placements: list[Placement] | None = None,
+    driver_host: str = "127.0.0.1",
+    on_progress: OnProgress | None = None,
+) -> Deployment:
+    """Run a model on an engine's nodes; `placements` has one entry a stage (default: this machine)."""
+    say = on_progress or (lambda what, share: None)
+    description = model if isinstance(model, ModelDescription) else describe_model(resolve_model(model))
+    options.check(description)
+    require_memory(description, options)
+    manifest, files = prepare_slices(description, options, lambda done, total: say("slicing", done / max(total, 1)))
+    places = placements or [Placement() for _ in files]
+    tokenizer = LlamaTokenizer(description.source.paths[0], description.tokenizer.chat_template)
+    hello = _hello(manifest, options)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    keys = NodeKeys.generate() if options.encrypt else None
+    settings = DriverSettings(
+        num_stages=len(files),
+        max_sessions=options.max_sessions,
+        context_tokens=options.context_tokens,
+        hello=hello,
+        listen=_listen(driver_host),
+        advertise_host=driver_host,
+        max_queue=options.max_queue,
+        probe_interval_s=options.probe_interval_s,
+    )
+    driver = Driver(settings, tokenizer, keys, context)
+    chosen_engine = engine or LocalEngine()
+    names = [f"stage-{index}" for index in range(len(files))]
+    configs = _worker_configs(description, manifest, options, files, places, driver, keys)
+    deployment = Deployment(
+        model=description,
+        manifest=manifest,
+        options=options,
+        tokenizer=tokenizer,
+        engine=_started(chosen_engine, configs, names, places),
+        driver=driver,
+        worker_names=names,
+        context=context,
+    )
+    try:
+        driver.start()
+        _wait_ready(driver, len(files), options.start_timeout_s, say)
+    except BaseException:
+        deployment.close()
+        raise
+    return deployment
+
+
+def _wait_ready(driver: Driver, num_stages: int, timeout_s: float, say: OnProgress) -> None:
+    for count in range(1, num_stages + 1):
+        driver.wait_until(lambda count=count: len(driver.peers.ready) >= count, timeout_s, "loading the stages")  # type: ignore[misc]
+        say("loading", count / num_stages)
+    driver.wait_until(lambda: driver.connected, timeout_s, "connecting the stages")
+
+
+def _listen(host: str) -> str:
+    return f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
+
+
+def _hello(manifest: Manifest, options: RunOptions) -> Hello:
+    return Hello(
+        deployment=manifest.model,
+        epoch=1,
+        manifest_digest=manifest.digest,
+        revision_digest=manifest.revision_digest,
+        tokenizer_digest=manifest.tokenizer_digest,
+        quantization_digest=manifest.quantization_digest,
+        quantization=manifest.quantization,
+        layers=manifest.layers,
+        wire_dtype=options.wire_dtype,
+        context_tokens=options.context_tokens,
+        kv_type=options.kv_type,
+        backend=f"llama.cpp {importlib.metadata.version('llama-cpp-python')}",
+    )
+
+
+def _worker_configs(
+    model: ModelDescription,
+    manifest: Manifest,
+    options: RunOptions,
+    files: list[StageFiles],
+    places: list[Placement],
+    driver: Driver,
+    driver_keys: NodeKeys | None,
+) -> list[WorkerConfig]:
+    """One configuration a stage; each worker has keys of its own and lets only its peers in."""
+    quantization = main_quantization(model)
+    backend = BackendSettings(
+        context_tokens=options.context_tokens,
+        max_sessions=options.max_sessions,
+        chunk_tokens=options.chunk(quantization),
+        kv_type=options.kv_type,
+        threads=options.threads,
+        gpu_layers=options.gpu_layers,
+        blas=options.blas,
+    )
+    keys = [NodeKeys.generate() if driver_keys else None for _ in files]
+    for index, key in enumerate(keys):
+        if key is not None:
+            driver.peers.allowed.allow(key.public, f"stage-{index}")
+    driver_public = driver_keys.public if driver_keys else ""
+    peers = [(driver_public, "driver"), *((key.public, f"stage-{i}") for i, key in enumerate(keys) if key is not None)]
+    allowed = tuple(AllowedPeer(public=public, name=name) for public, name in peers if public)
+    return [
+        WorkerConfig(
+            stage=index,
+            num_stages=len(files),
+            files=stage,
+            main_quantization=quantization,
+            settings=backend,
+            hello=replace(driver.settings.hello, stage=index, node=place.node),
+            wire_dtype=options.wire_dtype,
+            deterministic=options.deterministic,
+            listen=_listen(place.host),
+            advertise_host=place.host,
+            driver_address=driver.address,
+            driver_key=driver_public,
+            public_key=key.public if key else "",
+            secret_key=key.secret if key else "",
+            allowed=allowed,
+        )
+        for index, (stage, place, key) in enumerate(zip(files, places, keys, strict=True))
+    ]
+
+
+def _started(engine: ClusterEngine, configs: list[WorkerConfig], names: list[str], places: list[Placement]) -> ClusterEngine:
+    """Start all workers, at once."""
+    try:
+        for name, place, config in zip(names, places, configs, strict=True):
+            engine.start(WorkerSpec(name=name, node=place.node, config=config.frame(), device=place.device, prefix=place.prefix))
+    except BaseException:
+        engine.close()
+        raise
+    return engine

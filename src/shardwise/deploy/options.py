@@ -1,0 +1,109 @@
+"""How a model is to be run: what `run`, `chat`, `serve` and `bench` have in common."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shardwise.errors import UsageError
+from shardwise.model.description import ModelDescription
+from shardwise.records import Record
+
+WIRE_DTYPES = ("f32", "f16")
+KV_TYPES = ("f16", "q8_0")
+BLAS_CHUNK_TOKENS = 128  # where BLAS dequantizes the weights for every chunk, larger chunks pay (ADR 0003)
+PLAIN_CHUNK_TOKENS = 64
+BLAS_QUANTIZATIONS = frozenset({"Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "Q8_0", "IQ4_XS", "IQ3_S"})
+
+
+class RunOptions(Record):
+    """Settings of a deployment. Defaults suit two people chatting."""
+
+    layers: tuple[int, ...] = ()  # layers of each stage; empty = `num_stages` about equal ones
+    num_stages: int = 1
+    context_tokens: int = 2048  # per session
+    max_sessions: int = 4
+    max_queue: int = 256
+    chunk_tokens: int = 0  # 0 = by quantization
+    kv_type: str = "f16"
+    wire_dtype: str = "f32"
+    threads: int = 1
+    gpu_layers: int = 0
+    blas: str = "auto"
+    deterministic: bool = False
+    encrypt: bool = True
+    start_timeout_s: float = 120.0
+    probe_interval_s: float = 10.0
+    cache_dir: str = ""  # "" = the user's cache
+
+    def check(self, model: ModelDescription) -> None:
+        """Raise `UsageError` for anything that cannot be; says what would."""
+        if self.layers:
+            if min(self.layers) < 1 or sum(self.layers) != model.num_layers:
+                given, total = ",".join(map(str, self.layers)), sum(self.layers)
+                good = ",".join(map(str, equal_split(model.num_layers, min(len(self.layers), model.num_layers))))
+                raise UsageError(
+                    f"--layers {given} add up to {total}, the model has {model.num_layers} layers",
+                    where="layers",
+                    hint=f"try --layers {good}",
+                )
+        elif not 1 <= self.num_stages <= model.num_layers:
+            raise UsageError(
+                f"{self.num_stages} stages for {model.num_layers} layers", where="stages", hint=f"1 to {model.num_layers}"
+            )
+        for name, value, allowed in (
+            ("wire-dtype", self.wire_dtype, WIRE_DTYPES),
+            ("kv-type", self.kv_type, KV_TYPES),
+            ("blas", self.blas, ("auto", "on", "off")),
+        ):
+            if value not in allowed:
+                raise UsageError(f"--{name} {value}", where=name, hint=f"one of {', '.join(allowed)}")
+        for name, number, least in (
+            ("ctx", self.context_tokens, 8),
+            ("sessions", self.max_sessions, 1),
+            ("threads", self.threads, 1),
+        ):
+            if number < least:
+                raise UsageError(f"--{name} {number}", where=name, hint=f"at least {least}")
+        if self.context_tokens > model.context_length > 0:
+            raise UsageError(
+                f"--ctx {self.context_tokens} is beyond the model's {model.context_length}",
+                where="ctx",
+                hint=f"at most {model.context_length}",
+            )
+
+    def layer_counts(self, model: ModelDescription) -> tuple[int, ...]:
+        """Layers of each stage."""
+        return self.layers or equal_split(model.num_layers, self.num_stages)
+
+    def chunk(self, quantization: str) -> int:
+        """Rows of a prefill chunk."""
+        if self.chunk_tokens:
+            return self.chunk_tokens
+        return BLAS_CHUNK_TOKENS if self.blas != "off" and quantization in BLAS_QUANTIZATIONS else PLAIN_CHUNK_TOKENS
+
+    def cache(self) -> Path:
+        """Where slices are kept."""
+        return Path(self.cache_dir) if self.cache_dir else default_cache()
+
+
+def equal_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage as equal as possible; the first ones get the rest, because the last stage has the head too."""
+    base, rest = divmod(num_layers, num_stages)
+    return tuple(base + (1 if i < rest else 0) for i in range(num_stages))
+
+
+def default_cache() -> Path:
+    """`SHARDWISE_CACHE`, or `shardwise` in the user's cache directory."""
+    if own := os.environ.get("SHARDWISE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
+
+
+def main_quantization(model: ModelDescription) -> str:
+    """The quantization that most bytes of the layers have."""
+    totals: dict[str, int] = {}
+    for layer in model.layers:
+        for name, num_bytes in layer.weight_bytes_by_quantization.items():
+            totals[name] = totals.get(name, 0) + num_bytes
+    return max(totals, key=lambda name: totals[name]) if totals else model.quantization

@@ -1,0 +1,319 @@
+"""The session driver: one thread that opens sessions on the stages and hands their tokens out.
+
+    submit -> queue -> (a slot is free) -> OpenSession to stage 0, which passes it on -> tokens -> on_event
+    cancel, disconnect, end, fault -> CloseSession to every stage -> slot free again
+
+The data path does not pass through here: stages talk to each other, and the driver only receives token ids.
+
+**Promises** events of a session come in order, from the driver's thread, and end with exactly one final event (a token
+with `finish_reason`, or an error); a cancelled session's KV is freed on every stage; at most `max_sessions` are open and
+`max_queue` wait. **Fails when** the queue is full (`QueueFull`), the prompt does not fit (`ContextFull`), a stage is lost
+(`SessionLost`). **Called by** `deploy`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from shardwise.clock import Clock, SystemClock
+from shardwise.errors import ContextFull, NetworkError, QueueFull, ReplyTimeout, ShardwiseError, UsageError, from_record
+from shardwise.session.peers import DriverSettings, Peers
+from shardwise.session.request import GenerationRequest, Readiness
+from shardwise.session.session import OnEvent, Session
+from shardwise.session.text import Tokenizer
+from shardwise.transport.channel import Envelope
+from shardwise.transport.messages import (
+    CloseSession,
+    Connected,
+    Failure,
+    Ping,
+    Pong,
+    Ready,
+    Sampled,
+    Shutdown,
+    Stats,
+    StatsRequest,
+)
+from shardwise.transport.security.keys import NodeKeys
+
+IDLE_WAIT_S = 0.25
+
+
+class SessionHandle:
+    """What `submit` returns."""
+
+    def __init__(self, driver: Driver, session: Session) -> None:
+        self._driver, self._session = driver, session
+
+    @property
+    def number(self) -> int:
+        return self._session.number
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    def cancel(self) -> None:
+        """End the session; its KV is freed on every stage. Harmless after the end."""
+        self._driver.call(lambda: self._driver.end(self._session, cancelled=True))
+
+
+class Driver:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: DriverSettings,
+        tokenizer: Tokenizer,
+        keys: NodeKeys | None,
+        context: zmq.Context[zmq.Socket[bytes]],
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings, self.tokenizer = settings, tokenizer
+        self.clock = clock or SystemClock()
+        self.peers = Peers(settings, keys, context)
+        self.address = self.peers.address
+        self.open_sessions: dict[int, Session] = {}
+        self.waiting: deque[Session] = deque()
+        self.clock_offset_s: dict[int, float] = {}  # stage -> its clock minus ours
+        self.last_token_s: float | None = None
+        self.failure: ShardwiseError | None = None
+        self._best_trip_s: dict[int, float] = {}
+        self._connected: set[int] = set()
+        self._stats: dict[int, dict[int, Stats]] = {}
+        self._changed = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._numbers = iter(range(1, 2**63))
+        self._wake_in: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._wake_out: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        wake = f"inproc://driver-{id(self)}"
+        self._wake_in.bind(wake)
+        self._wake_out.connect(wake)
+        self._wake_lock = threading.Lock()
+        self.peers.watch(self._wake_in)
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="session-driver", daemon=True)
+
+    # -- from any thread ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run something in the driver's thread."""
+        self._calls.append(action)
+        with self._wake_lock:
+            if not self._wake_out.closed:
+                self._wake_out.send(b"")
+
+    def submit(self, request: GenerationRequest, on_event: OnEvent) -> SessionHandle:
+        """Begin a generation; raises `QueueFull`, `ContextFull` or `UsageError` at once, everything later is an event."""
+        self._check(request)
+        session = Session(next(self._numbers), request, self.tokenizer, on_event, self.clock.now_s())
+        self.call(lambda: self._admit(session))
+        return SessionHandle(self, session)
+
+    def _check(self, request: GenerationRequest) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if not request.prompt:
+            raise UsageError("the prompt is empty", where="prompt")
+        if request.max_tokens < 1:
+            raise UsageError(f"max_tokens = {request.max_tokens}", where="max_tokens", hint="at least 1")
+        if len(request.prompt) >= self.settings.context_tokens:
+            raise ContextFull(
+                f"the prompt has {len(request.prompt)} tokens, the context holds {self.settings.context_tokens}",
+                where="prompt",
+                hint="shorten it or raise --ctx",
+                needed_tokens=len(request.prompt) + 1,
+                context_tokens=self.settings.context_tokens,
+            )
+        if len(self.waiting) >= self.settings.max_queue:
+            raise QueueFull(f"{len(self.waiting)} requests are waiting already", hint="try again later")
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Block until `condition` holds; raises the deployment's failure, or `ReplyTimeout`."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: condition() or self.failure is not None, timeout_s)
+        if self.failure is not None:
+            raise self.failure
+        if not done:
+            raise ReplyTimeout(f"{what} took more than {timeout_s:.0f} s")
+
+    @property
+    def connected(self) -> bool:
+        """Whether every stage has its neighbours."""
+        return len(self._connected) == self.settings.num_stages
+
+    def stats(self, *, reset: bool = False, timeout_s: float = 10.0) -> list[Stats]:
+        """The figures of all stages, in order."""
+        sequence = next(self._numbers)
+        self._stats[sequence] = {}
+        self.call(lambda: self.peers.send_all(StatsRequest(sequence=sequence, reset=reset)))
+        try:
+            self.wait_until(
+                lambda: len(self._stats[sequence]) == self.settings.num_stages, timeout_s, "asking the stages for figures"
+            )
+            return [self._stats[sequence][stage] for stage in range(self.settings.num_stages)]
+        finally:
+            del self._stats[sequence]
+
+    def readiness(self) -> Readiness:
+        """Ready means that a token came through every stage within the last three probe intervals."""
+        if self.failure is not None:
+            return Readiness(ready=False, reason=self.failure.one_line())
+        if not self.connected:
+            share = len(self.peers.ready) / self.settings.num_stages
+            return Readiness(ready=False, reason="stages are loading", loading_progress=share)
+        age_s = None if self.last_token_s is None else self.clock.now_s() - self.last_token_s
+        limit_s = 3 * (self.settings.probe_interval_s or float("inf"))
+        if age_s is None or age_s > limit_s:
+            return Readiness(ready=False, reason="no token came through all stages lately", last_token_age_s=age_s)
+        return Readiness(ready=True, last_token_age_s=age_s)
+
+    def fail_stage(self, stage: int, error: ShardwiseError) -> None:
+        """A stage's process is gone (from the engine's watch)."""
+        self.call(lambda: self._stage_lost(stage, error))
+
+    def close(self) -> None:
+        """End every session and worker; bounded."""
+        if self._thread.is_alive():
+            self.call(self._stop)
+            self._thread.join(timeout=15)
+        with self._wake_lock:
+            self._wake_out.close(linger=0)
+
+    # -- the driver's thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_probe_s = self.clock.now_s()
+        while self._running:
+            self.peers.wait(IDLE_WAIT_S)
+            while self._wake_in.poll(0):
+                self._wake_in.recv()
+            while self._calls:
+                self._calls.popleft()()
+            for refusal in self.peers.read_replies():
+                self.fail_all(refusal)
+            while (envelope := self.peers.receive()) is not None:
+                self._handle(envelope)
+            if self.connected and self.settings.probe_interval_s and self.clock.now_s() >= next_probe_s:
+                next_probe_s = self.clock.now_s() + self.settings.probe_interval_s
+                self._probe()
+        self._wake_in.close(linger=0)
+        self.peers.close()
+
+    def _stop(self) -> None:
+        for session in [*self.open_sessions.values(), *self.waiting]:
+            session.cancel(self.clock.now_s())
+        self.peers.send_all(Shutdown())
+        self._running = False
+
+    def _handle(self, envelope: Envelope) -> None:
+        message = envelope.message
+        match message:
+            case Sampled():
+                self._on_token(message)
+            case Ready():
+                self._on_ready(message)
+            case Connected():
+                if message.epoch == self.peers.hello.epoch:
+                    self._connected.add(message.stage)
+                    self.peers.send(message.stage, Ping(sequence=0, sent_s=self.clock.now_s()))
+            case Pong():
+                self._on_pong(message)
+            case Stats():
+                if message.sequence in self._stats:
+                    self._stats[message.sequence][message.stage] = message
+            case Failure():
+                self._on_failure(message)
+            case _:
+                pass  # Closed and KV states are of interest to recovery only
+        with self._changed:
+            self._changed.notify_all()
+
+    def _on_ready(self, ready: Ready) -> None:
+        self.peers.add(ready)
+        self._connected.discard(ready.stage)
+        if self.peers.complete:
+            self.peers.connect_ring()
+
+    def _on_pong(self, pong: Pong) -> None:
+        """Clock offset by the shortest of several round trips (Cristian's algorithm)."""
+        now_s = self.clock.now_s()
+        trip_s = now_s - pong.sent_s
+        if trip_s < self._best_trip_s.get(pong.stage, float("inf")):
+            self._best_trip_s[pong.stage] = trip_s
+            self.clock_offset_s[pong.stage] = pong.now_s - (pong.sent_s + now_s) / 2
+        if pong.sequence < 8:
+            self.peers.send(pong.stage, Ping(sequence=pong.sequence + 1, sent_s=now_s))
+
+    def _admit(self, session: Session) -> None:
+        self.waiting.append(session)
+        self._open_waiting()
+
+    def _open_waiting(self) -> None:
+        while self.waiting and self.connected and len(self.open_sessions) < self.settings.max_sessions:
+            session = self.waiting.popleft()
+            if not session.finished:
+                self.open_sessions[session.number] = session
+                self.open_on_stages(session)
+
+    def open_on_stages(self, session: Session) -> None:
+        """Open on stage 0; the message travels through the stages ahead of the session's rows."""
+        try:
+            self.peers.send(0, session.opening())
+        except NetworkError as error:
+            self._stage_lost(0, error)
+
+    def _on_token(self, sampled: Sampled) -> None:
+        session = self.open_sessions.get(sampled.session)
+        if session is None:
+            return
+        self.last_token_s = self.clock.now_s()
+        if session.accept(sampled, self.last_token_s) and session.finished:
+            self.end(session, cancelled=False)
+
+    def end(self, session: Session, *, cancelled: bool) -> None:
+        """Free a session everywhere."""
+        if cancelled:
+            session.cancel(self.clock.now_s())
+        if self.open_sessions.pop(session.number, None) is not None:
+            self.peers.send_all(CloseSession(session=session.number, epoch=session.epoch))
+        self._open_waiting()
+
+    def _on_failure(self, failure: Failure) -> None:
+        error = from_record(failure.kind, failure.message, failure.where, failure.hint, dict(failure.details))
+        if failure.session == 0:
+            self._stage_lost(failure.stage, error)
+            return
+        session = self.open_sessions.get(failure.session)
+        if session is not None and session.epoch == failure.epoch:
+            session.fail(error)
+            self.end(session, cancelled=False)
+
+    def _stage_lost(self, stage: int, error: ShardwiseError) -> None:
+        self._connected.discard(stage)
+        self.fail_all(error)
+
+    def fail_all(self, error: ShardwiseError) -> None:
+        """The deployment cannot go on: every session ends with the error, and so does every later request."""
+        self.failure = self.failure or error
+        for session in [*self.open_sessions.values(), *self.waiting]:
+            session.fail(error)
+        self.open_sessions.clear()
+        self.waiting.clear()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _probe(self) -> None:
+        """Prove that generation works: one token of a tiny session, unless tokens flow anyway."""
+        recent = self.last_token_s is not None and self.clock.now_s() - self.last_token_s < self.settings.probe_interval_s / 2
+        if self.open_sessions or self.waiting or recent:
+            return
+        request = GenerationRequest(prompt=(0,), max_tokens=1, ignore_eos=True)
+        self._admit(Session(next(self._numbers), request, self.tokenizer, lambda _: None, self.clock.now_s()))

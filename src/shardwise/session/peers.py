@@ -1,0 +1,128 @@
+"""The driver's connections to the stage workers: one inbox for all of them, one outbox to each."""
+
+from __future__ import annotations
+
+import zmq
+
+from shardwise.errors import CompatibilityError, SessionLost
+from shardwise.records import Record, replace
+from shardwise.transport.channel import Envelope, Inbox, Outbox
+from shardwise.transport.handshake import Hello
+from shardwise.transport.messages import AnyMessage, Connect, Ready
+from shardwise.transport.security.allow_list import AllowList
+from shardwise.transport.security.authenticator import Authenticator
+from shardwise.transport.security.keys import NodeKeys
+
+
+class DriverSettings(Record):
+    """How the driver listens and what it admits."""
+
+    num_stages: int
+    max_sessions: int
+    context_tokens: int
+    hello: Hello
+    listen: str = "tcp://127.0.0.1:*"
+    advertise_host: str = ""
+    max_queue: int = 256
+    probe_interval_s: float = 10.0  # an idle deployment proves itself this often; 0 = never
+
+
+class Peers:
+    """All sockets of the driver. Belongs to the driver's thread, but for `allow`."""
+
+    def __init__(self, settings: DriverSettings, keys: NodeKeys | None, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._settings, self._keys, self._context = settings, keys, context
+        self.hello = settings.hello
+        self.allowed = AllowList()
+        self._authenticator = Authenticator(context, self.allowed) if keys is not None else None
+        self.inbox = Inbox(context, settings.listen, self.hello, keys)
+        self._outboxes: dict[int, Outbox] = {}
+        self.ready: dict[int, Ready] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self.inbox.socket, zmq.POLLIN)
+
+    @property
+    def address(self) -> str:
+        host = self._settings.advertise_host
+        return f"tcp://{host}:{self.inbox.address.rsplit(':', 1)[1]}" if host else self.inbox.address
+
+    def watch(self, socket: zmq.Socket[bytes]) -> None:
+        """Let `wait` return for this socket too."""
+        self._poller.register(socket, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return as soon as anything can be received."""
+        self._poller.poll(max(0, round(timeout_s * 1000)))
+
+    def receive(self) -> Envelope | None:
+        return self.inbox.receive()
+
+    def set_epoch(self, epoch: int) -> None:
+        """A new deployment epoch: workers of the old one are fenced until they are connected again."""
+        self.hello = replace(self.hello, epoch=epoch)
+        self.inbox.set_hello(self.hello)
+
+    def add(self, ready: Ready) -> None:
+        """A worker has reported; it replaces an older one of the same stage."""
+        self.drop(ready.stage)
+        self.ready[ready.stage] = ready
+        outbox = Outbox(self._context, ready.address, self.hello, self._keys, ready.public_key)
+        self._outboxes[ready.stage] = outbox
+        self._poller.register(outbox.socket, zmq.POLLIN)
+
+    def drop(self, stage: int) -> None:
+        """Forget a worker."""
+        self.ready.pop(stage, None)
+        outbox = self._outboxes.pop(stage, None)
+        if outbox is not None:
+            self._poller.unregister(outbox.socket)
+            outbox.close(linger_ms=0)
+
+    @property
+    def complete(self) -> bool:
+        return len(self._outboxes) == self._settings.num_stages
+
+    def connect_ring(self) -> None:
+        """Tell every worker its neighbours."""
+        last = self._settings.num_stages - 1
+        for stage in range(self._settings.num_stages):
+            nxt = self.ready[stage + 1] if stage < last else None
+            first = self.ready[0] if stage == last and last > 0 else None
+            self.send(
+                stage,
+                Connect(
+                    epoch=self.hello.epoch,
+                    next_address=nxt.address if nxt else "",
+                    next_key=nxt.public_key if nxt else "",
+                    first_address=first.address if first else "",
+                    first_key=first.public_key if first else "",
+                ),
+            )
+
+    def read_replies(self) -> list[CompatibilityError]:
+        """Read the workers' answers to our hello; returns refusals."""
+        refusals: list[CompatibilityError] = []
+        for outbox in self._outboxes.values():
+            try:
+                while outbox.receive() is not None:
+                    continue
+            except CompatibilityError as error:
+                refusals.append(error)
+        return refusals
+
+    def send(self, stage: int, message: AnyMessage, payload: bytes | None = None) -> None:
+        outbox = self._outboxes.get(stage)
+        if outbox is None:
+            raise SessionLost(f"stage {stage} is not there")
+        outbox.send(message, payload)
+
+    def send_all(self, message: AnyMessage) -> None:
+        for outbox in self._outboxes.values():
+            outbox.send(message)
+
+    def close(self) -> None:
+        for stage in list(self._outboxes):
+            self.drop(stage)
+        self.inbox.close()
+        if self._authenticator is not None:
+            self._authenticator.close()

@@ -1,0 +1,55 @@
+"""What a client asks for and what it gets back, token by token."""
+
+from __future__ import annotations
+
+from shardwise.records import Record
+from shardwise.transport.messages import SamplingSettings, TokenLogprob, Visit
+
+
+class GenerationRequest(Record):
+    """One generation from token ids."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 128
+    sampling: SamplingSettings = SamplingSettings()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    traced: bool = False
+
+
+class Token(Record):
+    """One generated token.
+
+    `text` holds the characters that became complete and safe to show with it (possibly none: a token may end inside a
+    UTF-8 character or at what could be the beginning of a stop string). `finish_reason` is empty until the last one:
+    stop | length | cancelled.
+    """
+
+    id: int
+    text: str
+    position: int
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+    finish_reason: str = ""
+    elapsed_s: float = 0.0  # since the request was submitted
+    visits: tuple[Visit, ...] = ()
+
+
+class Readiness(Record):
+    """Whether generation works, truthfully: `ready` means a token really went through every stage lately."""
+
+    ready: bool
+    reason: str = ""
+    last_token_age_s: float | None = None
+    loading_progress: float | None = None
+    expected_s: float | None = None
+
+
+class Recovery(Record):
+    """One recovery of a session, as reported in the `recoveries` of a result."""
+
+    at_token: int
+    cause: str
+    action: str
+    stall_s: float
+    grade: str = "exact"  # exact | fast

@@ -1,0 +1,106 @@
+"""One request across the stages: everything needed to go on after a fault, and nothing else.
+
+A session is the token ids (prompt and generated), the sampling settings with the session seed, and an epoch. Opening it
+again with a higher epoch replays it; tokens that were already given out are not given out twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardwise.errors import ShardwiseError
+from shardwise.session.request import GenerationRequest, Recovery, Token
+from shardwise.session.text import TextStream, Tokenizer
+from shardwise.transport.messages import OpenSession, Sampled
+
+OnEvent = Callable[["Token | ShardwiseError"], None]
+
+
+class Session:
+    """State of one generation. Used by the driver's thread only."""
+
+    def __init__(
+        self, number: int, request: GenerationRequest, tokenizer: Tokenizer, on_event: OnEvent, submitted_s: float
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.epoch = 0
+        self.generated: list[int] = []
+        self.recoveries: list[Recovery] = []
+        self.finished = False
+        self.submitted_s = submitted_s
+        self.last_event_s = submitted_s
+        self._tokenizer = tokenizer
+        self._on_event = on_event
+        self._text = TextStream(request.stop)
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next token to be sampled."""
+        return len(self.request.prompt) + len(self.generated)
+
+    def opening(self, *, start_position: int = 0, fast: bool = False) -> OpenSession:
+        """The message that begins, or begins again, this session on a stage."""
+        request = self.request
+        return OpenSession(
+            session=self.number,
+            epoch=self.epoch,
+            tokens=(*request.prompt, *self.generated),
+            num_prompt=len(request.prompt),
+            max_tokens=request.max_tokens,
+            stop_ids=() if request.ignore_eos else self._tokenizer.eog_ids,
+            sampling=request.sampling,
+            traced=request.traced,
+            fast_replay=fast,
+            start_position=start_position,
+        )
+
+    def accept(self, sampled: Sampled, now_s: float) -> bool:
+        """Take a token that is due and give it out; False for another epoch, a duplicate, or after the end."""
+        if self.finished or sampled.epoch != self.epoch or sampled.position != self.next_position:
+            return False
+        self.generated.append(sampled.token)
+        ends = sampled.finish == "stop"
+        text = "" if ends else self._text.feed(self._tokenizer.token_bytes(sampled.token))
+        reason = sampled.finish
+        if self._text.stopped:
+            reason = "stop"
+        elif reason:
+            text += self._text.finish()
+        self.finished = bool(reason)
+        self.last_event_s = now_s
+        self._on_event(
+            Token(
+                id=sampled.token,
+                text=text,
+                position=sampled.position,
+                logprob=sampled.logprob,
+                top=sampled.top,
+                finish_reason=reason,
+                elapsed_s=now_s - self.submitted_s,
+                visits=sampled.visits,
+            )
+        )
+        return True
+
+    def cancel(self, now_s: float) -> None:
+        """End with what there is."""
+        if self.finished:
+            return
+        self.finished = True
+        last = self.generated[-1] if self.generated else -1
+        self._on_event(
+            Token(
+                id=last,
+                text=self._text.finish(),
+                position=self.next_position,
+                finish_reason="cancelled",
+                elapsed_s=now_s - self.submitted_s,
+            )
+        )
+
+    def fail(self, error: ShardwiseError) -> None:
+        """End with an error."""
+        if not self.finished:
+            self.finished = True
+            self._on_event(error)
