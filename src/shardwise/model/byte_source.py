@@ -6,15 +6,25 @@ one that asks a server for ranges. Reading beyond the end, a vanished file or a 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 from shardwise.errors import MalformedModelError, ModelError
+
+T = TypeVar("T")
+R = TypeVar("R")
+MAX_REQUESTS = 8  # at once to one server
 
 
 class ByteSource(Protocol):
     """Bytes with a name. Implementations: `LocalFile`, `hub.RemoteFile`."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Does each read wait for a server?"""
 
     @property
     def name(self) -> str:
@@ -32,6 +42,7 @@ class ByteSource(Protocol):
 class LocalFile:
     """A file on this machine; opened anew for each read, so nothing stays open."""
 
+    is_remote: ClassVar[bool] = False
     path: Path
     size_bytes: int
 
@@ -64,6 +75,14 @@ class LocalFile:
             message = f"the file ends at byte {offset_bytes + len(data)}, {num_bytes - len(data)} bytes too early"
             raise MalformedModelError(message, where=str(self.path), hint="download it again")
         return data
+
+
+def for_each(function: Callable[[T], R], items: Sequence[T], *, parallel: bool) -> list[R]:
+    """`[function(item) for item in items]`, some at a time where each waits for a server."""
+    if not parallel or len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(max_workers=min(MAX_REQUESTS, len(items))) as pool:
+        return list(pool.map(function, items))
 
 
 def _read_exactly(file: object, num_bytes: int) -> bytes:

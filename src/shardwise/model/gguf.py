@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardwise.errors import UnsupportedModelError
-from shardwise.model.byte_source import ByteSource, LocalFile
+from shardwise.model.byte_source import ByteSource, LocalFile, for_each
 from shardwise.model.description import (
     LayerDescription,
     ModelDescription,
@@ -46,7 +46,7 @@ def describe_gguf(path: str | Path, *, reference: str | None = None) -> ModelDes
 
 def describe_sources(sources: Sequence[ByteSource], *, reference: str, paths: Sequence[Path] = ()) -> ModelDescription:
     """Describe a model from all its parts, wherever they lie."""
-    headers = [read_gguf_header(source) for source in sources]
+    headers = for_each(read_gguf_header, sources, parallel=any(s.is_remote for s in sources))
     check_parts(headers)
     first = headers[0]
     _refuse_other_things(first)

@@ -27,13 +27,23 @@ def describe_model(reference: Any) -> ModelDescription:
     """Describe a reference (see above), an `nn.Module`, or pass a `ModelDescription` through."""
     if isinstance(reference, ModelDescription):
         return reference
+    if hasattr(reference, "named_parameters"):
+        from shardwise.model.module import describe_module
+
+        return describe_module(reference)
     text = _text(reference)
     if text == "sample":
         return describe_gguf(sample_path(), reference=text)
+    if text.startswith("hf:"):
+        from shardwise.model.hub import describe_remote
+
+        return describe_remote(text)
     path = _existing_path(text)
     if path is not None:
         return _describe_path(path, text)
-    raise _unknown(text)
+    from shardwise.model.presets import describe_preset
+
+    return describe_preset(text)
 
 
 def resolve_model(reference: str | Path, *, progress: Progress | None = None) -> Path:
@@ -41,14 +51,21 @@ def resolve_model(reference: str | Path, *, progress: Progress | None = None) ->
     text = _text(reference)
     if text == "sample":
         return sample_path()
+    if text.startswith("hf:"):
+        from shardwise.model.hub import download
+
+        return download(text, progress=progress)
     path = _existing_path(text)
     if path is not None:
         return path if path.is_dir() else part_paths(path)[0]
-    raise _unknown(text)
+    from shardwise.model.presets import find_preset
 
-
-def _unknown(text: str) -> UsageError:
-    return UsageError(f"there is no model '{text}'", hint="name a .gguf file or 'sample'", field="MODEL")
+    preset = find_preset(text)
+    raise UsageError(
+        f"'{text}' is the preset {preset.name}: dimensions only, without weights",
+        hint="a preset can be described, planned and advised; to run it, name a .gguf file or hf:org/repo:file",
+        field="MODEL",
+    )
 
 
 def sample_path() -> Path:
@@ -84,4 +101,8 @@ def _existing_path(text: str) -> Path | None:
 
 
 def _describe_path(path: Path, text: str) -> ModelDescription:
+    if path.is_dir():
+        from shardwise.model.huggingface import describe_folder
+
+        return describe_folder(path, reference=text)
     return describe_gguf(path, reference=text)
