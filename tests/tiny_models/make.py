@@ -74,7 +74,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     """llama.cpp keeps vectors, norms and routers in f32."""
-    keep = ("norm", "ffn_gate_inp", "position_embd", ".bias", "ssm_conv1d")
+    keep = ("norm", "ffn_gate_inp", "position_embd", ".bias", "ssm_conv1d", "ssm_a", "ssm_d", "shortconv.conv")
     return len(shape) > 1 and not any(part in name for part in keep)
 
 

@@ -10,6 +10,8 @@ Fails when: `require_proved` raises `UnsupportedModelError` for an architecture 
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardwise.errors import UnsupportedModelError
 from shardwise.model.description import ModelDescription
 from shardwise.records import Record
@@ -36,12 +38,14 @@ class Family(Record):
     neutral_metadata: dict[str, float] = {}  # scalars that later slices carry instead, because they act on the input
     fixed_layer_counts: tuple[int, ...] = ()  # models with so many layers cannot be cut: the count changes the arithmetic
     fixed_from_layers: int | None = None  # the same for models with at least so many layers
+    min_layers: int = 1  # of a slice
     forbidden_lengths: tuple[int, ...] = ()  # no slice may have so many layers: llama.cpp takes it for another model
     needs_keys: tuple[str, ...] = ()  # without these, llama.cpp guesses from the number of layers
     required_values: dict[str, tuple[float | int | str, ...]] = {}  # keys that may have only these values, if present
     refused_values: dict[str, tuple[float | int | str, ...]] = {}  # and keys that may not have these
     default_metadata: dict[str, int] = {}  # keys that slices state where the file does not
     recurrent_interval: int = 0  # llama.cpp's own pattern: every n-th layer has attention, the others a recurrent state
+    hybrid: bool = False  # a slice needs layers of both kinds, with attention and with a recurrent state
     rope_factors_of_full_layers: bool = False  # `rope_freqs` belongs to layers without a window only
 
 
@@ -69,6 +73,13 @@ REFUSED_KEYS = frozenset({"deepstack_mapping", "n_deepstack_layers"})
 REFUSED_WITHOUT_TOKENS = frozenset({"rope.dimension_sections"})
 
 _SCALE = {"embedding_scale": 0.0}  # 0 = llama.cpp leaves the scaling out
+
+_DELTA_NET: dict[str, Any] = {
+    "recurrent_interval": 4,
+    "cut_multiple": 4,
+    "hybrid": True,
+    "required_values": {"full_attention_interval": (4,)},
+}
 
 _PLAIN = (
     "arcee",
@@ -137,6 +148,7 @@ _SPECIAL = (
     ),
     Family(
         architecture="gemma4",
+        min_layers=2,
         scales_input=True,
         required_values={"embedding_length_per_layer_input": (0,), "attention.shared_kv_layers": (0,)},
         rope_factors_of_full_layers=True,
@@ -150,10 +162,10 @@ _SPECIAL = (
         output_optional=False,
     ),
     Family(architecture="granite", neutral_metadata=_SCALE),
-    Family(architecture="granitehybrid", neutral_metadata=_SCALE),
+    Family(architecture="granitehybrid", neutral_metadata=_SCALE, hybrid=True),
     Family(architecture="granitemoe", neutral_metadata=_SCALE),
-    Family(architecture="lfm2"),
-    Family(architecture="lfm2moe"),
+    Family(architecture="lfm2", hybrid=True),
+    Family(architecture="lfm2moe", hybrid=True),
     Family(
         architecture="llama4",
         sliding_window=SlidingWindow(period=4),
@@ -168,9 +180,9 @@ _SPECIAL = (
     ),
     Family(architecture="olmo2", sliding_window=SlidingWindow(period=4), output_optional=False),
     Family(architecture="qwen2vl", token_batches=True, input_node="embd"),
-    Family(architecture="qwen35", token_batches=True, input_node="model.input_embed", recurrent_interval=4),
-    Family(architecture="qwen35moe", token_batches=True, input_node="model.input_embed", recurrent_interval=4),
-    Family(architecture="qwen3next", recurrent_interval=4),
+    Family(architecture="qwen35", token_batches=True, input_node="model.input_embed", **_DELTA_NET),
+    Family(architecture="qwen35moe", token_batches=True, input_node="model.input_embed", **_DELTA_NET),
+    Family(architecture="qwen3next", **_DELTA_NET),
     Family(architecture="smollm3", cut_multiple=4),
     Family(architecture="starcoder", input_node="inpL"),
 )
@@ -202,10 +214,37 @@ def cut_points(family: Family, num_layers: int) -> list[int]:
     too_many = family.fixed_from_layers is not None and num_layers >= family.fixed_from_layers
     if num_layers in family.fixed_layer_counts or too_many:
         return []
-    step = family.cut_multiple
-    return list(range(step, num_layers, step))
+    least = family.min_layers
+    return [cut for cut in range(family.cut_multiple, num_layers, family.cut_multiple) if least <= cut <= num_layers - least]
+
+
+def slice_problem(family: Family, start: int, end: int, num_layers: int, recurrent: list[bool] | None = None) -> str | None:
+    """Why layers [start, end) cannot be a stage of their own, or None if they can.
+
+    `recurrent` says which of all layers have a recurrent state instead of attention (None: unknown, not judged).
+    """
+    if not 0 <= start < end <= num_layers:
+        return f"layers {start} to {end} are not a part of a model of {num_layers} layers"
+    if (start, end) == (0, num_layers):
+        return None
+    what = f"a {family.architecture} model of {num_layers} layers"
+    allowed = cut_points(family, num_layers)
+    for cut in (start, end):
+        if cut not in (0, num_layers) and cut not in allowed:
+            return f"{what} cannot be cut before layer {cut}"
+    if end - start < family.min_layers or end - start in family.forbidden_lengths:
+        return f"llama.cpp cannot run {end - start} layers of {what}"
+    if family.hybrid and recurrent is not None and len(set(recurrent[start:end])) < 2:
+        return f"layers {start} to {end} of {what} are all of one kind, and llama.cpp needs both"
+    return None
 
 
 def allowed_cuts(description: ModelDescription) -> list[int]:
     """`cut_points` of a described model; `UnsupportedModelError` if its architecture is not proved."""
     return cut_points(require_proved(description.architecture), description.num_layers)
+
+
+def allowed_stage(description: ModelDescription, start: int, end: int) -> bool:
+    """Can layers [start, end) of a described model be a stage? A few architectures forbid some ranges between allowed cuts."""
+    recurrent = [layer.kv.state_bytes > 0 for layer in description.layers]
+    return slice_problem(require_proved(description.architecture), start, end, description.num_layers, recurrent) is None

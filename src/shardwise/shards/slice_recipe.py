@@ -68,10 +68,22 @@ def _changed_values(source: GgufSource, family: Family, start: int, end: int, nu
     window = _window_pattern(source, family, num_layers)
     if window is not None:
         out[source.own_key(PATTERN)] = (GgufType.BOOL, window[start:end])
-    if family.recurrent_interval and source.element_type(source.own_key(RECURRENT)) is None:
-        every = source.integer("full_attention_interval", family.recurrent_interval)
-        out[source.own_key(RECURRENT)] = (GgufType.BOOL, [(index + 1) % every != 0 for index in range(start, end)])
+    recurrent = recurrent_layers(source, family, num_layers)
+    if family.recurrent_interval and recurrent is not None:
+        out[source.own_key(RECURRENT)] = (GgufType.BOOL, recurrent[start:end])
     return out
+
+
+def recurrent_layers(source: GgufSource, family: Family, num_layers: int) -> list[bool] | None:
+    """Which layers have a recurrent state instead of attention, as llama.cpp decides it; None where none can."""
+    if not family.hybrid:
+        return None
+    key = source.own_key(RECURRENT)
+    if source.element_type(key) is not None:
+        return [bool(x) for x in _per_layer(source, key, num_layers)]
+    if family.recurrent_interval:
+        return [(index + 1) % family.recurrent_interval != 0 for index in range(num_layers)]
+    return [heads == 0 for heads in source.header.integers(source.own_key("attention.head_count_kv"), num_layers)]
 
 
 def _window_pattern(source: GgufSource, family: Family, num_layers: int) -> list[bool] | None:

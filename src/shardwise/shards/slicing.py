@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardwise.errors import UnsupportedModelError, UsageError
-from shardwise.model.families import REFUSED_KEYS, REFUSED_WITHOUT_TOKENS, Family, cut_points, require_proved
+from shardwise.model.families import REFUSED_KEYS, REFUSED_WITHOUT_TOKENS, Family, cut_points, require_proved, slice_problem
 from shardwise.records import Record, from_json, to_json
 from shardwise.shards.gguf_source import GgufSource
 from shardwise.shards.gguf_writer import (
@@ -31,8 +31,10 @@ from shardwise.shards.gguf_writer import (
 from shardwise.shards.slice_recipe import (
     EMBEDDING,
     NEXTN,
+    RECURRENT,
     embedding_entries,
     embedding_tensors,
+    recurrent_layers,
     slice_entries,
     slice_tensors,
 )
@@ -96,7 +98,7 @@ def slice_model(
     source = GgufSource(gguf_path)
     family = require_proved(source.architecture)
     num_layers = count_layers(source)
-    check_range(family, start, end, num_layers)
+    check_range(family, start, end, num_layers, recurrent_layers(source, family, num_layers))
     if (start, end) == (0, num_layers):
         return _whole_model(source, family, num_layers)
     directory = Path(out_dir)
@@ -145,6 +147,10 @@ def _refuse_unproved_variants(source: GgufSource, family: Family) -> None:
     values = {name: source.header.scalar(source.own_key(name)) for name in family.required_values | family.refused_values}
     other = [name for name, allowed in family.required_values.items() if values[name] not in (None, *allowed)]
     other += [name for name, not_allowed in family.refused_values.items() if values[name] in not_allowed]
+    every = family.recurrent_interval
+    if every and source.element_type(source.own_key(RECURRENT)) is not None:
+        pattern = recurrent_layers(source, family, source.integer("block_count") - source.integer(NEXTN, 0)) or []
+        other += [] if pattern == [(i + 1) % every != 0 for i in range(len(pattern))] else [RECURRENT]
     if found or missing or other:
         what = f"with '{(found or other)[0]}'" if found or other else f"without '{missing[0]}'"
         raise UnsupportedModelError(
@@ -154,29 +160,16 @@ def _refuse_unproved_variants(source: GgufSource, family: Family) -> None:
         )
 
 
-def check_range(family: Family, start: int, end: int, num_layers: int) -> None:
+def check_range(family: Family, start: int, end: int, num_layers: int, recurrent: list[bool] | None = None) -> None:
     """`UsageError` unless layers [start, end) are a part that this architecture allows."""
-    if not 0 <= start < end <= num_layers:
-        raise UsageError(
-            f"layers {start} to {end} are not a part of a model of {num_layers} layers",
-            where="layers",
-            hint=f"0 <= start < end <= {num_layers}",
-        )
+    problem = slice_problem(family, start, end, num_layers, recurrent)
+    if problem is None:
+        return
     allowed = cut_points(family, num_layers)
-    for cut in (start, end):
-        if cut not in (0, num_layers) and cut not in allowed:
-            raise UsageError(
-                f"a {family.architecture} model of {num_layers} layers cannot be cut before layer {cut}",
-                where="layers",
-                hint="it cannot be cut at all" if not allowed else f"allowed: {', '.join(map(str, allowed))}",
-                allowed_cuts=allowed,
-            )
-    if end - start in family.forbidden_lengths and end - start != num_layers:
-        raise UsageError(
-            f"a {family.architecture} slice cannot have {end - start} layers, llama.cpp takes it for another model",
-            where="layers",
-            hint="choose another number of layers",
-        )
+    text = f"it may be cut before layer {', '.join(map(str, allowed))}" if allowed else "it cannot be cut at all"
+    if not 0 <= start < end <= num_layers:
+        text = f"0 <= start < end <= {num_layers}"
+    raise UsageError(problem, where="layers", hint=text, allowed_cuts=allowed)
 
 
 def _whole_model(source: GgufSource, family: Family, num_layers: int) -> StageFiles:
