@@ -1,0 +1,76 @@
+"""What of a model can be split how: by layers, by tensors, by experts, as copies. Facts only; whether it pays is the
+planner's business. Nothing here fails."""
+
+from __future__ import annotations
+
+from shardwise.model.description import ModelDescription
+from shardwise.model.families import FAMILIES, cut_points
+from shardwise.records import Record
+
+
+class SplitOption(Record):
+    """One way to split. `max_parts` counts the machines that can take part; `even_parts` are sizes with equal shares."""
+
+    strategy: str  # layer_wise | tensor_parallel | expert_parallel | data_parallel
+    possible: bool
+    max_parts: int
+    even_parts: tuple[int, ...] = ()
+    note: str = ""
+
+
+def split_options(model: ModelDescription) -> tuple[SplitOption, ...]:
+    """All four ways, possible or not, with the reason."""
+    return (_by_layers(model), _by_tensors(model), _by_experts(model), _copies(model))
+
+
+def _by_layers(model: ModelDescription) -> SplitOption:
+    count = model.num_layers
+    if count < 2:
+        return SplitOption(strategy="layer_wise", possible=False, max_parts=1, note="there is only one layer")
+    family = FAMILIES.get(model.architecture)
+    cuts = cut_points(family, count) if family else list(range(1, count))
+    if not cuts:
+        note = f"llama.cpp computes '{model.architecture}' with {count} layers in a way that no slice can repeat"
+        return SplitOption(strategy="layer_wise", possible=False, max_parts=1, note=note)
+    note = (
+        "at any layer" if len(cuts) == count - 1 else f"only after the layers {', '.join(str(cut - 1) for cut in cuts[:8])} ..."
+    )
+    if family is None and model.source.kind in ("gguf", "preset"):
+        note += f"; '{model.architecture}' is not proved to compute the same when it is split, so it can be planned, but not run"
+    parts = len(cuts) + 1
+    even = tuple(n for n in _divisors(count, parts) if all(count // n * i in cuts for i in range(1, n)))
+    return SplitOption(strategy="layer_wise", possible=True, max_parts=parts, even_parts=even, note=note)
+
+
+def _by_tensors(model: ModelDescription) -> SplitOption:
+    """Attention is split by heads: as many ranks as every attending layer has key heads (MLA: heads)."""
+    attending = [layer.kv for layer in model.layers if layer.kv.elements_per_token()]
+    if not attending:
+        note = "no layer has attention heads to share out"
+        return SplitOption(strategy="tensor_parallel", possible=False, max_parts=1, note=note)
+    heads = min(model.num_heads if kv.value_dim == 0 else kv.num_kv_heads for kv in attending)
+    syncs = 2 * model.num_layers
+    note = f"by attention heads; {syncs} synchronizations a token, so only over very fast links"
+    if heads < 2:
+        return SplitOption(strategy="tensor_parallel", possible=False, max_parts=1, note="there is one key head a layer")
+    return SplitOption(strategy="tensor_parallel", possible=True, max_parts=heads, even_parts=_divisors(heads, heads), note=note)
+
+
+def _by_experts(model: ModelDescription) -> SplitOption:
+    experts = [layer.experts for layer in model.layers if layer.experts is not None]
+    if not experts:
+        return SplitOption(strategy="expert_parallel", possible=False, max_parts=1, note="no layer has experts")
+    count = min(spec.num_experts for spec in experts)
+    note = f"{len(experts)} layers with {experts[-1].num_experts} experts, {experts[-1].num_active} active a token"
+    return SplitOption(
+        strategy="expert_parallel", possible=True, max_parts=count, even_parts=_divisors(count, min(count, 64)), note=note
+    )
+
+
+def _copies(model: ModelDescription) -> SplitOption:
+    note = "whole copies serve more users, not a longer model"
+    return SplitOption(strategy="data_parallel", possible=True, max_parts=1 << 16, note=note)
+
+
+def _divisors(count: int, limit: int) -> tuple[int, ...]:
+    return tuple(n for n in range(2, min(count, limit) + 1) if count % n == 0)
