@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tiny_models.spec import Spec
-from tests.tiny_models.unusual import DeltaNetSpec, Gemma4Spec, LatentSpec, MambaSpec, ShortConvSpec
+from tests.tiny_models.unusual import DeltaNetSpec, Gemma4Spec, LatentSpec, MambaSpec, OnePartSpec, ShortConvSpec
 
 _WINDOW = {"attention.sliding_window": 16}
 _GPT_OSS_LAYER = (("attn_sinks.weight", (4,)),)
@@ -338,6 +338,19 @@ _UNUSUAL: dict[str, Spec] = {
         keys=_WINDOW | {"rope.freq_base_swa": 500.0, "final_logit_softcapping": 30.0},
         extra=(("rope_freqs.weight", (64,)),),
     ),
+    "gemma4/moe": Gemma4Spec(
+        "gemma4",
+        num_layers=5,
+        embd=288,
+        tied=True,
+        post_attn_norm=True,
+        post_ffn_norm=True,
+        experts=4,
+        experts_used=2,
+        expert_ff=96,
+        keys=_WINDOW | {"rope.freq_base_swa": 500.0, "expert_feed_forward_length": 96},
+        extra=(("rope_freqs.weight", (64,)),),
+    ),
     "glm4": Spec("glm4", ffn="up_gate", post_attn_norm=True, post_ffn_norm=True, qkv_bias=True),
     "glm4moe": Spec(
         "glm4moe",
@@ -368,6 +381,16 @@ _UNUSUAL: dict[str, Spec] = {
         tied=True,
         leading_dense=2,
         keys=_EXPERT_FF | {"leading_dense_block_count": 2, "expert_gating_func": 2},
+        extra_expert=(("exp_probs_b.bias", (4,)),),
+    ),
+    "nemotron_h": OnePartSpec("nemotron_h", num_layers=6, ffn_norm=False, ffn="plain"),
+    "nemotron_h_moe": OnePartSpec(
+        "nemotron_h_moe",
+        **_MOE,
+        num_layers=6,
+        ffn_norm=False,
+        shared_expert_ff=256,
+        keys=_EXPERT_FF | {"expert_shared_feed_forward_length": 256, "expert_weights_scale": 2.5},
         extra_expert=(("exp_probs_b.bias", (4,)),),
     ),
     "qwen2vl": Spec("qwen2vl", qkv_bias=True, keys=_SECTIONS),

@@ -170,6 +170,28 @@ class MambaSpec(ByLayerSpec):
 
 
 @dataclass(frozen=True)
+class OnePartSpec(MambaSpec):
+    """Nemotron-H: each layer is a mixer, or attention, or a feed-forward network."""
+
+    kv_heads_by_layer: tuple[int, ...] = (0, 2, 0, 0, 2, 0)
+    ff_by_layer: tuple[int, ...] = (0, 0, 512, 0, 0, 512)
+
+    def metadata(self) -> dict[str, Any]:
+        return super().metadata() | {"feed_forward_length": list(self.ff_by_layer), "attention.layer_norm_epsilon": 1e-5}
+
+    def _layer(self, index: int) -> Iterator[Tensor]:
+        yield "attn_norm.weight", (self.embd,)
+        if not self.ff_by_layer[index]:
+            yield from self._attention(index)
+        elif not self.experts:
+            yield from self._dense()
+        else:
+            for name, shape in (*self._experts(), *self.extra_expert):
+                if "gate_exps" not in name and "gate_shexp" not in name:
+                    yield name, shape
+
+
+@dataclass(frozen=True)
 class Gemma4Spec(Spec):
     """Gemma 4: wide heads with as many KV heads as in the list in full layers, narrow ones in windowed layers."""
 
@@ -200,3 +222,15 @@ class Gemma4Spec(Spec):
         yield "attn_q_norm.weight", (width,)
         yield "attn_k_norm.weight", (width,)
         yield "layer_output_scale.weight", (1,)
+
+    def _layer(self, index: int) -> Iterator[Tensor]:
+        """With experts, the dense network stays beside them."""
+        yield from super()._layer(index)
+        if self.experts:
+            yield "ffn_gate_inp.weight", (self.embd, self.experts)
+            yield "ffn_gate_inp.scale", (self.embd,)
+            yield "pre_ffw_norm_2.weight", (self.embd,)
+            yield "post_ffw_norm_1.weight", (self.embd,)
+            yield "post_ffw_norm_2.weight", (self.embd,)
+            yield "ffn_gate_up_exps.weight", (self.embd, 2 * self.expert_ff, self.experts)
+            yield "ffn_down_exps.weight", (self.expert_ff, self.embd, self.experts)

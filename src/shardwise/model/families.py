@@ -33,6 +33,7 @@ class Family(Record):
     cut_multiple: int = 1  # layers may be cut only at multiples of this (a pattern that no metadata expresses)
     output_optional: bool = True  # without `output.weight`, llama.cpp takes `token_embd.weight` as the head
     scales_input: bool = False  # multiplies token embeddings by sqrt(hidden size), but not embeddings given from outside
+    output_node: str = "l_out"  # graph node that a layer's output is called, with "-<layer>" behind it
     input_node: str | None = None  # graph node to overwrite with a later slice's input, where llama.cpp changes its input
     token_batches: bool = False  # refuses embeddings from outside: feed token 0 and overwrite `input_node`, in every slice
     neutral_metadata: dict[str, float] = {}  # scalars that later slices carry instead, because they act on the input
@@ -46,6 +47,7 @@ class Family(Record):
     default_metadata: dict[str, int] = {}  # keys that slices state where the file does not
     recurrent_interval: int = 0  # llama.cpp's own pattern: every n-th layer has attention, the others a recurrent state
     hybrid: bool = False  # a slice needs layers of both kinds, with attention and with a recurrent state
+    layers_of_one_part: bool = False  # a layer is attention, or recurrent, or a feed-forward network, not two of them
     rope_factors_of_full_layers: bool = False  # `rope_freqs` belongs to layers without a window only
 
 
@@ -178,6 +180,8 @@ _SPECIAL = (
         neutral_metadata=_SCALE,
         needs_keys=("embedding_scale", "residual_scale", "logit_scale"),
     ),
+    Family(architecture="nemotron_h", output_node="nemotron_h_block_out", hybrid=True, layers_of_one_part=True),
+    Family(architecture="nemotron_h_moe", output_node="nemotron_h_block_out", hybrid=True, layers_of_one_part=True),
     Family(architecture="olmo2", sliding_window=SlidingWindow(period=4), output_optional=False),
     Family(architecture="qwen2vl", token_batches=True, input_node="embd"),
     Family(architecture="qwen35", token_batches=True, input_node="model.input_embed", **_DELTA_NET),
@@ -218,10 +222,13 @@ def cut_points(family: Family, num_layers: int) -> list[int]:
     return [cut for cut in range(family.cut_multiple, num_layers, family.cut_multiple) if least <= cut <= num_layers - least]
 
 
-def slice_problem(family: Family, start: int, end: int, num_layers: int, recurrent: list[bool] | None = None) -> str | None:
+ATTENTION, RECURRENT, OTHER = "attention", "recurrent", "other"  # kinds of layers
+
+
+def slice_problem(family: Family, start: int, end: int, num_layers: int, kinds: list[str] | None = None) -> str | None:
     """Why layers [start, end) cannot be a stage of their own, or None if they can.
 
-    `recurrent` says which of all layers have a recurrent state instead of attention (None: unknown, not judged).
+    `kinds` of all layers are looked at for hybrid models only (None: not judged).
     """
     if not 0 <= start < end <= num_layers:
         return f"layers {start} to {end} are not a part of a model of {num_layers} layers"
@@ -234,8 +241,10 @@ def slice_problem(family: Family, start: int, end: int, num_layers: int, recurre
             return f"{what} cannot be cut before layer {cut}"
     if end - start < family.min_layers or end - start in family.forbidden_lengths:
         return f"llama.cpp cannot run {end - start} layers of {what}"
-    if family.hybrid and recurrent is not None and len(set(recurrent[start:end])) < 2:
-        return f"layers {start} to {end} of {what} are all of one kind, and llama.cpp needs both"
+    if family.hybrid and kinds is not None:
+        missing = {ATTENTION, RECURRENT}.difference(kinds[start:end])
+        if missing:
+            return f"layers {start} to {end} of {what} include no {min(missing)} layer, without which llama.cpp fails"
     return None
 
 
@@ -246,5 +255,5 @@ def allowed_cuts(description: ModelDescription) -> list[int]:
 
 def allowed_stage(description: ModelDescription, start: int, end: int) -> bool:
     """Can layers [start, end) of a described model be a stage? A few architectures forbid some ranges between allowed cuts."""
-    recurrent = [layer.kv.state_bytes > 0 for layer in description.layers]
-    return slice_problem(require_proved(description.architecture), start, end, description.num_layers, recurrent) is None
+    kinds = [RECURRENT if layer.kv.state_bytes else ATTENTION if layer.kv.num_kv_heads else OTHER for layer in description.layers]
+    return slice_problem(require_proved(description.architecture), start, end, description.num_layers, kinds) is None

@@ -17,7 +17,7 @@ from shardwise.model.gguf_header import GgufHeader, read_gguf_header
 from shardwise.model.quantization import ggml_types
 from shardwise.shards.gguf_source import GgufSource
 from shardwise.shards.gguf_writer import OutTensor, encode_header, padded
-from shardwise.shards.slice_recipe import embedding_entries, embedding_tensors, recurrent_layers, slice_entries, slice_tensors
+from shardwise.shards.slice_recipe import embedding_entries, embedding_tensors, layer_kinds, slice_entries, slice_tensors
 from shardwise.shards.slicing import StageFiles, check_range, count_layers, stage_files
 
 # Metadata entries from this size on (vocabulary, merges) are pieces of their own: they do not change with the range.
@@ -63,7 +63,7 @@ def lay_out_stage(source: GgufSource, start: int, end: int) -> StageLayout:
     """The files of layers [start, end)."""
     family = require_proved(source.architecture)
     num_layers = count_layers(source)
-    check_range(family, start, end, num_layers, recurrent_layers(source, family, num_layers))
+    check_range(family, start, end, num_layers, layer_kinds(source, family, num_layers))
     layers = (start, end, num_layers)
     if (start, end) == (0, num_layers):
         files = tuple(_whole_file(source, index) for index in range(len(source.paths)))

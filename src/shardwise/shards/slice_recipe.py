@@ -16,7 +16,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.model.families import LEADING_LAYER_KEYS, PER_LAYER_KEYS, PER_LAYER_PLAIN_KEYS, Family
+from shardwise.model.families import (
+    ATTENTION,
+    LEADING_LAYER_KEYS,
+    OTHER,
+    PER_LAYER_KEYS,
+    PER_LAYER_PLAIN_KEYS,
+    RECURRENT,
+    Family,
+)
 from shardwise.model.gguf_header import GgufType, Scalar
 from shardwise.shards.gguf_source import GgufSource, SourceTensor
 from shardwise.shards.gguf_writer import OutTensor, encode_entry
@@ -26,7 +34,7 @@ HEAD = "output.weight"
 HEAD_BIAS = "output.bias"
 ROPE_FACTORS = "rope_freqs.weight"
 PATTERN = "attention.sliding_window_pattern"
-RECURRENT = "attention.recurrent_layers"
+RECURRENT_KEY = "attention.recurrent_layers"
 NEXTN = "nextn_predict_layers"  # layers for multi-token prediction, at the end; slices go without them
 _LAYER = re.compile(r"^blk\.(\d+)\.(.+)$")
 _F32 = 0  # ggml's number of the type
@@ -68,22 +76,26 @@ def _changed_values(source: GgufSource, family: Family, start: int, end: int, nu
     window = _window_pattern(source, family, num_layers)
     if window is not None:
         out[source.own_key(PATTERN)] = (GgufType.BOOL, window[start:end])
-    recurrent = recurrent_layers(source, family, num_layers)
-    if family.recurrent_interval and recurrent is not None:
-        out[source.own_key(RECURRENT)] = (GgufType.BOOL, recurrent[start:end])
+    kinds = layer_kinds(source, family, num_layers)
+    if family.recurrent_interval and kinds is not None:
+        out[source.own_key(RECURRENT_KEY)] = (GgufType.BOOL, [kind == RECURRENT for kind in kinds[start:end]])
     return out
 
 
-def recurrent_layers(source: GgufSource, family: Family, num_layers: int) -> list[bool] | None:
-    """Which layers have a recurrent state instead of attention, as llama.cpp decides it; None where none can."""
+def layer_kinds(source: GgufSource, family: Family, num_layers: int) -> list[str] | None:
+    """What each layer of a hybrid model is, as llama.cpp decides it; None for other models."""
     if not family.hybrid:
         return None
-    key = source.own_key(RECURRENT)
+    key = source.own_key(RECURRENT_KEY)
     if source.element_type(key) is not None:
-        return [bool(x) for x in _per_layer(source, key, num_layers)]
+        return [RECURRENT if x else ATTENTION for x in _per_layer(source, key, num_layers)]
     if family.recurrent_interval:
-        return [(index + 1) % family.recurrent_interval != 0 for index in range(num_layers)]
-    return [heads == 0 for heads in source.header.integers(source.own_key("attention.head_count_kv"), num_layers)]
+        return [RECURRENT if (i + 1) % family.recurrent_interval else ATTENTION for i in range(num_layers)]
+    kv_heads = source.header.integers(source.own_key("attention.head_count_kv"), num_layers)
+    if not family.layers_of_one_part:
+        return [ATTENTION if heads else RECURRENT for heads in kv_heads]
+    widths = source.header.integers(source.own_key("feed_forward_length"), num_layers)
+    return [OTHER if width else ATTENTION if heads else RECURRENT for heads, width in zip(kv_heads, widths, strict=True)]
 
 
 def _window_pattern(source: GgufSource, family: Family, num_layers: int) -> list[bool] | None:

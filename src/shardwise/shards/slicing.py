@@ -17,7 +17,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardwise.errors import UnsupportedModelError, UsageError
-from shardwise.model.families import REFUSED_KEYS, REFUSED_WITHOUT_TOKENS, Family, cut_points, require_proved, slice_problem
+from shardwise.model.families import (
+    ATTENTION,
+    RECURRENT,
+    REFUSED_KEYS,
+    REFUSED_WITHOUT_TOKENS,
+    Family,
+    cut_points,
+    require_proved,
+    slice_problem,
+)
 from shardwise.records import Record, from_json, to_json
 from shardwise.shards.gguf_source import GgufSource
 from shardwise.shards.gguf_writer import (
@@ -31,10 +40,10 @@ from shardwise.shards.gguf_writer import (
 from shardwise.shards.slice_recipe import (
     EMBEDDING,
     NEXTN,
-    RECURRENT,
+    RECURRENT_KEY,
     embedding_entries,
     embedding_tensors,
-    recurrent_layers,
+    layer_kinds,
     slice_entries,
     slice_tensors,
 )
@@ -98,7 +107,7 @@ def slice_model(
     source = GgufSource(gguf_path)
     family = require_proved(source.architecture)
     num_layers = count_layers(source)
-    check_range(family, start, end, num_layers, recurrent_layers(source, family, num_layers))
+    check_range(family, start, end, num_layers, layer_kinds(source, family, num_layers))
     if (start, end) == (0, num_layers):
         return _whole_model(source, family, num_layers)
     directory = Path(out_dir)
@@ -148,9 +157,10 @@ def _refuse_unproved_variants(source: GgufSource, family: Family) -> None:
     other = [name for name, allowed in family.required_values.items() if values[name] not in (None, *allowed)]
     other += [name for name, not_allowed in family.refused_values.items() if values[name] in not_allowed]
     every = family.recurrent_interval
-    if every and source.element_type(source.own_key(RECURRENT)) is not None:
-        pattern = recurrent_layers(source, family, source.integer("block_count") - source.integer(NEXTN, 0)) or []
-        other += [] if pattern == [(i + 1) % every != 0 for i in range(len(pattern))] else [RECURRENT]
+    if every and source.element_type(source.own_key(RECURRENT_KEY)) is not None:
+        kinds = layer_kinds(source, family, source.integer("block_count") - source.integer(NEXTN, 0)) or []
+        usual = [RECURRENT if (index + 1) % every else ATTENTION for index in range(len(kinds))]
+        other += [] if kinds == usual else [RECURRENT_KEY]
     if found or missing or other:
         what = f"with '{(found or other)[0]}'" if found or other else f"without '{missing[0]}'"
         raise UnsupportedModelError(
@@ -160,9 +170,9 @@ def _refuse_unproved_variants(source: GgufSource, family: Family) -> None:
         )
 
 
-def check_range(family: Family, start: int, end: int, num_layers: int, recurrent: list[bool] | None = None) -> None:
+def check_range(family: Family, start: int, end: int, num_layers: int, kinds: list[str] | None = None) -> None:
     """`UsageError` unless layers [start, end) are a part that this architecture allows."""
-    problem = slice_problem(family, start, end, num_layers, recurrent)
+    problem = slice_problem(family, start, end, num_layers, kinds)
     if problem is None:
         return
     allowed = cut_points(family, num_layers)
@@ -205,7 +215,7 @@ def stage_files(
         input_scale=math.sqrt(hidden_size) if family.scales_input and start == 0 else 1.0,
         input_node=family.input_node if start > 0 or family.token_batches else None,
         input_batch="tokens" if family.token_batches else "embeddings",
-        output_node=f"l_out-{end - start - 1}",
+        output_node=f"{family.output_node}-{end - start - 1}",
         weight_bytes=weight_bytes,
     )
 
