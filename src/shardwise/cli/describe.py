@@ -9,7 +9,6 @@ from rich.table import Table
 
 from shardwise.cli.common import Output, output
 from shardwise.errors import UsageError
-
 from shardwise.model import ModelDescription, describe_model
 from shardwise.model.description import KV_TYPE_BYTES, LayerDescription
 from shardwise.model.presets import presets
@@ -61,7 +60,7 @@ def _show_presets(out: Output) -> None:
         data = [{"name": p.name, "title": p.title, "num_params": p.num_params, "aliases": p.aliases} for p in known]
         out.document({"presets": data})
         return
-    table = Table("preset", "model", "weights", "as published", box=None, pad_edge=False)
+    table = Table("preset", "model", "weights", "unless you say", box=None, pad_edge=False)
     for preset in known:
         table.add_row(preset.name, preset.title, format_count(preset.num_params), preset.quantization)
     out.show(table)
