@@ -1,0 +1,36 @@
+"""The search against a brute force: 1,000 random small instances for latency and for bottleneck, fewer for the rest."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from shardwise.planner.cost_model import CostModel
+from shardwise.planner.objective import objective_forms
+from shardwise.planner.problem import build_problem
+from shardwise.planner.search_pareto import search
+from tests.planner.instances import BruteForce, random_request
+
+INSTANCES = {"latency": 1000, "bottleneck": 1000, "throughput": 300, "weighted": 200, "fit": 200}
+
+
+@pytest.mark.parametrize("kind", INSTANCES)
+def test_always_optimal(kind: str) -> None:
+    infeasible = 0
+    for seed in range(INSTANCES[kind]):
+        request = random_request(seed, kind)
+        model = CostModel(request)
+        results = []
+        for form in objective_forms(request.workload, request.objective, len(model.units)):
+            problem = build_problem(model, form)
+            found = search(problem)
+            results.append(found)
+            assert found.optimal or not found.stages
+            if found.stages:
+                assert problem.value_of(found.stages) == found.value
+        value = min(r.value for r in results)
+        expected = BruteForce(request).best()
+        infeasible += math.isinf(expected)
+        assert value == pytest.approx(expected, rel=1e-7), f"seed {seed}"
+    assert infeasible < INSTANCES[kind] / 2
