@@ -27,6 +27,7 @@ from shardwise.cluster.engine import LOG_LINE_CHARS, LOG_LINES, WorkerSpec, Work
 from shardwise.errors import StageLoadFailed
 
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # tuned for other machines they slow OpenBLAS (ADR 0002)
+UNSET_PREFIX = "RAY_"  # its token among them: a worker has nothing to do with Ray
 _KILL_WAIT_S = 10.0
 
 
@@ -37,6 +38,11 @@ def _spawner(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker-spawner")
 
 
+def start_child(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Fork in the thread that lives as long as this process."""
+    return _spawner(os.getpid()).submit(start).result()
+
+
 class WorkerProcess:
     """A process and the pump that keeps the end of its log. `on_end` is called once, from another thread."""
 
@@ -45,7 +51,7 @@ class WorkerProcess:
         self.node = node
         self._on_end = on_end
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
-        self._process = _spawner(os.getpid()).submit(_spawn, spec).result()
+        self._process = start_child(functools.partial(_spawn, spec))
         assert self._process.stdin is not None
         assert self._process.stderr is not None
         self._stdin: IO[bytes] = self._process.stdin
@@ -106,7 +112,8 @@ class WorkerProcess:
 
 
 def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
-    environment = {k: v for k, v in os.environ.items() if k not in UNSET} | dict(spec.environment)
+    inherited = {k: v for k, v in os.environ.items() if k not in UNSET and not k.startswith(UNSET_PREFIX)}
+    environment = inherited | dict(spec.environment)
     command = [*spec.prefix, sys.executable, "-m", "shardwise.cluster.child", spec.module]
     try:
         return subprocess.Popen(

@@ -1,0 +1,170 @@
+"""A raylet (and on the head Ray's control service) as a child process of ours, never as a stray daemon.
+
+`RayletSettings` flow into the command line of `ray start --block`; the token goes by environment. **Promises** ends
+with this process (Ray's own processes follow theirs), touches no other Ray on the machine (`ray stop` would), removes
+its temporary folder. **Fails with** `ConnectFailed`, `AuthenticationFailed` or `UsageError` (port in use), with the end
+of Ray's log. **Called by** the cluster's daemon.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO
+
+from shardwise.clock import SystemClock
+from shardwise.cluster.process import start_child
+from shardwise.cluster.ray_engine.settings import (
+    LABEL_IDENTITY,
+    LABEL_INCARNATION,
+    LABEL_NODE,
+    RaySecurity,
+    ray_environment,
+    require_supported_ray,
+)
+from shardwise.errors import AuthenticationFailed, ConnectFailed, ReplyTimeout, ShardwiseError, UsageError
+from shardwise.records import Record
+
+_STARTED = "Ray runtime started"
+_OBJECT_STORE_BYTES = 80 * 10**6  # Ray's least: no tensor goes through it
+_START = (
+    "-m",
+    "shardwise.cluster.child",
+    "ray.scripts.scripts",
+    "start",
+    "--block",
+    "--log-style",
+    "record",
+    "--log-color",
+    "false",
+)
+
+
+class RayPorts(Record):
+    """Fixed ports, so that a firewall can be told; 0 = any free one."""
+
+    head: int = 0
+    node_manager: int = 0
+    object_manager: int = 0
+    first_worker: int = 0
+    last_worker: int = 0
+
+    def arguments(self) -> list[str]:
+        """For `ray start`."""
+        out = ["--node-manager-port", str(self.node_manager), "--object-manager-port", str(self.object_manager)]
+        if self.first_worker:
+            out += ["--min-worker-port", str(self.first_worker), "--max-worker-port", str(self.last_worker)]
+        return out
+
+
+class RayletSettings(Record):
+    """One raylet. `join` is the head's address; empty = be the head."""
+
+    name: str
+    identity: str
+    own_ip: str
+    join: str = ""
+    incarnation: int = 1
+    memory_bytes: int = 0
+    ports: RayPorts = RayPorts()
+    dashboard: bool = False
+
+    def arguments(self) -> list[str]:
+        """The rest of the command line."""
+        labels = f"{LABEL_NODE}={self.name},{LABEL_IDENTITY}={self.identity},{LABEL_INCARNATION}={self.incarnation}"
+        out = ["--node-ip-address", self.own_ip, "--num-cpus", "0", "--num-gpus", "0", "--labels", labels]
+        out += ["--object-store-memory", str(_OBJECT_STORE_BYTES), "--disable-usage-stats", "--include-log-monitor", "false"]
+        if self.memory_bytes:
+            out += ["--memory", str(self.memory_bytes)]
+        out += self.ports.arguments()
+        if self.join:
+            return [*out, "--address", self.join]
+        dashboard = "true" if self.dashboard else "false"
+        return [*out, "--head", "--port", str(self.ports.head), "--include-dashboard", dashboard]
+
+
+class Raylet:
+    """Started on construction; `wait_started` tells whether it stands."""
+
+    def __init__(self, settings: RayletSettings, security: RaySecurity) -> None:
+        require_supported_ray()
+        self.settings = settings
+        self._folder = Path(tempfile.mkdtemp(prefix="swray-"))  # short: Unix sockets live in it
+        self._log: collections.deque[str] = collections.deque(maxlen=60)
+        self._started = threading.Event()
+        self._process = start_child(functools.partial(_spawn, settings, security, self._folder))
+        assert self._process.stdout is not None
+        self._pump = threading.Thread(target=self._read_log, args=(self._process.stdout,), name="raylet-log", daemon=True)
+        self._pump.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_started(self, timeout_s: float = 60.0) -> None:
+        """Return once the raylet is part of the cluster; raises why it is not."""
+        clock = SystemClock()
+        deadline_s = clock.now_s() + timeout_s
+        while not self._started.wait(0.1):
+            if self._process.poll() is not None:
+                self._pump.join(timeout=2)
+                raise self._failure()
+            if clock.now_s() > deadline_s:
+                raise ReplyTimeout(f"Ray did not start within {timeout_s:g} s", where=self.settings.name, hint=self.log_tail())
+
+    def alive(self) -> bool:
+        """Whether `ray start --block` still runs: it ends when its raylet does."""
+        return self._process.poll() is None
+
+    def log_tail(self, num_lines: int = 5) -> str:
+        """The end of what Ray said."""
+        return " | ".join(list(self._log)[-num_lines:])
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """End it and its folder; may be called twice."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=grace_s)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(timeout=10)
+        self._pump.join(timeout=5)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read_log(self, stream: IO[bytes]) -> None:
+        with stream:
+            for raw in stream:
+                line = raw.decode(errors="replace").rstrip()
+                self._log.append(line[:300])
+                if _STARTED in line:
+                    self._started.set()
+
+    def _failure(self) -> ShardwiseError:
+        log, where = self.log_tail(12), self.settings.name
+        if "token" in log.lower() or "unauthenticated" in log.lower():
+            return AuthenticationFailed("Ray refused the cluster's token", where=where, hint="join again with a new invite")
+        if "already in use" in log or "occupied" in log:
+            return UsageError("a port of Ray is in use", where=where, hint=f"choose another with --port; Ray said: {log[-300:]}")
+        if self.settings.join:
+            return ConnectFailed(f"Ray did not join {self.settings.join}", where=where, hint=f"Ray said: {log[-400:]}")
+        return ConnectFailed("Ray did not start", where=where, hint=f"Ray said: {log[-400:]}")
+
+
+def _spawn(settings: RayletSettings, security: RaySecurity, folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *_START, *settings.arguments(), "--temp-dir", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=ray_environment(security),
+        start_new_session=True,
+    )
