@@ -55,6 +55,7 @@ def stage_files(manifest: Manifest, directory: Path) -> list[StageFiles]:
             embedding=str(directory / stage.embedding) if stage.embedding else None,
             architecture=manifest.architecture,
             input_scale=stage.input_scale,
+            input_batch=stage.input_batch,
             input_node=stage.input_node,
             output_node=stage.output_node,
             weight_bytes=stage.weight_bytes,

@@ -59,6 +59,7 @@ class StageSlice(Record):
     embedding: str | None  # name of the file with the token embedding; first stage only
     files: tuple[SliceFile, ...]
     input_scale: float = 1.0
+    input_batch: str = "embeddings"
     input_node: str | None = None
     output_node: str = ""
     weight_bytes: int = 0

@@ -167,6 +167,7 @@ def _stage_slice(layout: StageLayout, files: dict[str, SliceFile]) -> StageSlice
         embedding=facts.embedding,
         files=tuple(files[file.name] for file in layout.files),
         input_scale=facts.input_scale,
+        input_batch=facts.input_batch,
         input_node=facts.input_node,
         output_node=facts.output_node,
         weight_bytes=facts.weight_bytes,

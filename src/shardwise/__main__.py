@@ -1,0 +1,6 @@
+"""`python -m shardwise`."""
+
+from shardwise.cli.main import main
+
+if __name__ == "__main__":
+    main()

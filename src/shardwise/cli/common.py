@@ -1,0 +1,102 @@
+"""What all commands share: where output goes, and how an error ends.
+
+Results go to stdout (with `--json` one document and nothing else), progress and logs to stderr. `--json`, `--quiet` and
+`-v` are global and may stand anywhere on the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@dataclass
+class Output:
+    """The global flags and the two streams."""
+
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        self.stdout = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+        self.stderr = Console(file=sys.stderr, highlight=False, stderr=True)
+
+    def document(self, value: Any) -> None:
+        """Print the JSON document."""
+        text = msgspec.json.format(msgspec.json.encode(value, enc_hook=_encode), indent=2).decode()
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def show(self, renderable: Any = "") -> None:
+        """Something for people, on stdout; nothing with `--json`."""
+        if not self.json:
+            self.stdout.print(renderable)
+
+    def note(self, text: str) -> None:
+        """A line about what is going on, on stderr."""
+        if not self.quiet:
+            self.stderr.print(text)
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Callable[[str, float], None]]:
+        """A progress bar on stderr: call with (what, share done)."""
+        if self.quiet or not self.stderr.is_terminal:
+            yield lambda what, share: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
+        with Progress(*columns, console=self.stderr, transient=True) as bar:
+            tasks: dict[str, Any] = {}
+
+            def update(what: str, share: float) -> None:
+                if what not in tasks:
+                    tasks[what] = bar.add_task(what, total=1.0)
+                bar.update(tasks[what], completed=share)
+
+            yield update
+
+
+def _encode(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+_current = Output()
+
+
+def output() -> Output:
+    """The output of this invocation."""
+    return _current
+
+
+def set_output(value: Output) -> None:
+    """Start a new invocation."""
+    global _current
+    _current = value
+
+
+GLOBAL_FLAGS = {"--json": "json", "--quiet": "quiet", "-q": "quiet", "-v": "verbose", "--verbose": "verbose"}
+
+
+def take_global_flags(arguments: list[str]) -> tuple[list[str], Output]:
+    """Remove the global flags from anywhere before `--`; a flag that is an option's value stays."""
+    rest: list[str] = []
+    found: dict[str, bool] = {}
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            rest += arguments[index:]
+            break
+        takes_it = rest and rest[-1] in ("--prompt", "-p", "--system", "--grammar", "--stop")
+        if argument in GLOBAL_FLAGS and not takes_it:
+            found[GLOBAL_FLAGS[argument]] = True
+        else:
+            rest.append(argument)
+    return rest, Output(**found)

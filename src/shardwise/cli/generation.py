@@ -1,0 +1,72 @@
+"""One generation on the terminal: launch, stream, table. Used by `run` and `chat`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from shardwise.cli.common import output
+from shardwise.cli.tables import boundary_table, predicted_line, stage_table, summary_line
+from shardwise.deploy import Deployment, RunOptions, launch
+from shardwise.deploy.result import Measured
+from shardwise.session.request import GenerationRequest
+from shardwise.transport.messages import SamplingSettings
+
+
+def start(model: str, options: RunOptions) -> Deployment:
+    """Launch with a progress bar."""
+    with output().progress() as progress:
+        return launch(model, options, on_progress=progress)
+
+
+def prompt_ids(deployment: Deployment, text: str, *, system: str, raw: bool) -> list[int]:
+    """Token ids of what the user typed: as a chat where the model has a template, unless `raw`."""
+    if raw or not deployment.model.tokenizer.chat_template:
+        return deployment.prompt_ids(text)
+    messages = [{"role": "system", "content": system}] if system else []
+    return deployment.prompt_ids([*messages, {"role": "user", "content": text}])
+
+
+def generate_once(
+    model: str,
+    options: RunOptions,
+    text: str,
+    *,
+    system: str,
+    raw: bool,
+    max_tokens: int,
+    sampling: SamplingSettings,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+) -> None:
+    """Launch, generate, report."""
+    out = output()
+    with start(model, options) as deployment:
+        request = GenerationRequest(
+            prompt=tuple(prompt_ids(deployment, text, system=system, raw=raw)),
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop=stop,
+            ignore_eos=ignore_eos,
+        )
+        measured = Measured(deployment, request)
+        for token in measured.stream():
+            if not out.json:
+                sys.stdout.write(token.text)
+                sys.stdout.flush()
+        document = measured.document()
+    if out.json:
+        logprobs = [t for t in measured.tokens if t.logprob is not None]
+        extra: dict[str, Any] = (
+            {"logprobs": [{"id": t.id, "logprob": t.logprob, "top": t.top} for t in logprobs]} if logprobs else {}
+        )
+        out.document(document | extra)
+        return
+    sys.stdout.write("\n")
+    if not out.quiet:
+        out.stderr.print(f"\n{summary_line(document)}")
+        if line := predicted_line(document):
+            out.stderr.print(line)
+        out.stderr.print(stage_table(document))
+        if document["boundaries"]:
+            out.stderr.print(boundary_table(document))

@@ -1,0 +1,91 @@
+"""The program: registers the commands, and turns every error into one line and the right exit status.
+
+Exit: 0 done; 2 wrong usage or bad input; 3 no feasible plan; 4 incompatible peers or failed verification; 5 lost during the
+run; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from typing import Any
+
+import click
+import typer
+
+import shardwise
+from shardwise.cli.common import Output, output, set_output, take_global_flags
+from shardwise.cli.registry import register
+from shardwise.errors import ShardwiseError, UsageError
+
+app = typer.Typer(
+    name="shardwise",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help=(
+        "Splits one AI model over the machines you own, and says when that is a bad idea.\n\n"
+        "Everywhere: --json (one JSON document on stdout), --quiet, -v, --version."
+    ),
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context, version: bool = typer.Option(False, "--version", help="Show the version.")) -> None:
+    if version:
+        if output().json:
+            output().document({"version": shardwise.__version__})
+        else:
+            print(shardwise.__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+register(app)
+
+
+def _report(error: ShardwiseError) -> int:
+    out = output()
+    if out.json:
+        out.document({"error": error.as_dict()})
+    if out.verbose:
+        traceback.print_exc()
+    print(f"error: {error.one_line()}", file=sys.stderr)
+    return error.exit_code
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; returns the exit status."""
+    rest, out = take_global_flags(arguments)
+    set_output(out)
+    logging.basicConfig(
+        level=logging.DEBUG if out.verbose else logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s"
+    )
+    try:
+        status = app(rest, standalone_mode=False, prog_name="shardwise")
+    except ShardwiseError as error:
+        return _report(error)
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else ""
+        return _report(UsageError(error.format_message(), where=where, hint="see --help"))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of stdout has gone: nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status if isinstance(status, int) else 0
+
+
+def main() -> Any:
+    """Entry point of the `shardwise` program."""
+    sys.exit(run(sys.argv[1:]))
+
+
+__all__ = ["Output", "app", "main", "run"]

@@ -1,0 +1,16 @@
+"""Which commands there are, in the order in which people meet them."""
+
+from __future__ import annotations
+
+import typer
+
+from shardwise.cli.chat import chat
+from shardwise.cli.describe import describe
+from shardwise.cli.run import run
+
+
+def register(app: typer.Typer) -> None:
+    """Add every command to the program."""
+    app.command("describe", help="Layers, bytes, FLOPs and KV of a model, and what can be split how.")(describe)
+    app.command("run", help="Generate once, streamed; then show where the time went.")(run)
+    app.command("chat", help="A conversation.")(chat)
