@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwise.errors import NetworkError, PeerClosed, ReplyTimeout
+from shardwise.errors import NetworkError, PeerClosed, ReplyTimeout, UsageError
 
 _GONE = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "connection closed", "aborted", "socket closed")
 
@@ -71,6 +71,14 @@ class Collectives(ABC):
     @abstractmethod
     def _broadcast(self, x: torch.Tensor, source: int) -> None:
         """In place on a contiguous tensor."""
+
+    @abstractmethod
+    def send(self, x: torch.Tensor, target: int) -> None:
+        """Hand a contiguous tensor to one rank, which calls `receive`; the others are not involved."""
+
+    @abstractmethod
+    def receive(self, x: torch.Tensor, source: int) -> None:
+        """Fill `x` with what rank `source` sends."""
 
     def start_all_reduce(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Like `all_reduce`, but returns at once; the returned call waits for the sum."""
@@ -162,6 +170,12 @@ class LoneCollectives(Collectives):
     def _broadcast(self, x: torch.Tensor, source: int) -> None:
         return None
 
+    def send(self, x: torch.Tensor, target: int) -> None:
+        raise UsageError("a single rank has nobody to send to")
+
+    def receive(self, x: torch.Tensor, source: int) -> None:
+        raise UsageError("a single rank has nobody to receive from")
+
 
 class DistCollectives(Collectives):
     """A torch process group, called directly (no DTensor, no functional wrappers)."""
@@ -200,6 +214,17 @@ class DistCollectives(Collectives):
         with mapped_errors():
             self.group.broadcast([x], options).wait()
 
+    def send(self, x: torch.Tensor, target: int) -> None:
+        if x.numel():
+            self.stats.record("send", x.numel() * x.element_size())
+            with mapped_errors():
+                self.group.send([x], target, 0).wait()
+
+    def receive(self, x: torch.Tensor, source: int) -> None:
+        if x.numel():
+            with mapped_errors():
+                self.group.recv([x], source, 0).wait()
+
 
 class StagedCollectives(DistCollectives):
     """Through CPU memory over a gloo group: for MPS, for mixed groups, for any device without a backend of its own."""
@@ -217,6 +242,14 @@ class StagedCollectives(DistCollectives):
     def _broadcast(self, x: torch.Tensor, source: int) -> None:
         staged = x.to("cpu", copy=True)
         super()._broadcast(staged, source)
+        x.copy_(staged)
+
+    def send(self, x: torch.Tensor, target: int) -> None:
+        super().send(x.cpu(), target)
+
+    def receive(self, x: torch.Tensor, source: int) -> None:
+        staged = torch.empty_like(x, device="cpu")
+        super().receive(staged, source)
         x.copy_(staged)
 
 

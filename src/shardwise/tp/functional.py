@@ -1,4 +1,4 @@
-"""The six differentiable moves of tensor parallelism, as autograd functions over a `Collectives`.
+"""The differentiable moves of tensor parallelism, as autograd functions over a `Collectives`.
 
     forward                                  backward
     copy_to_ranks     nothing                sum of the gradients over ranks
@@ -6,8 +6,11 @@
     sum_shared        sum over ranks         sum over ranks (every rank uses the sum in its own way: norms across ranks)
     gather_shards     all ranks' parts       own part of the gradient (everything after it is the same on every rank)
     split_shards      own part               all ranks' parts of the gradient
-    gather_rows       all ranks' rows        reduce-scatter (what follows differs per rank: sequence parallelism)
+    gather_rows       all ranks' rows        reduce-scatter (what follows is partial per rank: sequence parallelism)
     scatter_rows      reduce-scatter         all ranks' rows
+    take_rows         own rows               all ranks' rows
+    join_rows         all ranks' rows        own rows (what follows is the same on every rank)
+    touched           nothing                zeros for tensors that a rank did not use, so that all ranks go backward alike
 
 Under `torch.compile` each move is one opaque custom operator (see `compiled`), so a graph is not broken. Sources: Megatron-LM
 (arXiv:1909.08053, f and g; arXiv:2205.05198 section 4.2.2, g-bar).
@@ -100,6 +103,39 @@ class _ScatterRows(torch.autograd.Function):
         return torch.cat(ctx.comm.all_gather(grads[0].contiguous(), ctx.sizes, ctx.dim), ctx.dim), None, None, None
 
 
+class _TakeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+        ctx.comm, ctx.dim, ctx.sizes = comm, dim, sizes
+        return x.narrow(dim, sum(sizes[: comm.rank]), sizes[comm.rank]).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return torch.cat(ctx.comm.all_gather(grads[0].contiguous(), ctx.sizes, ctx.dim), ctx.dim), None, None, None
+
+
+class _JoinRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+        ctx.comm, ctx.dim, ctx.sizes = comm, dim, sizes
+        return torch.cat(comm.all_gather(x.contiguous(), sizes, dim), dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0].narrow(ctx.dim, sum(ctx.sizes[: ctx.comm.rank]), ctx.sizes[ctx.comm.rank]), None, None, None
+
+
+class _Touch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, *used: torch.Tensor) -> torch.Tensor:
+        ctx.shapes = [(tuple(t.shape), t.dtype, t.device) for t in used]
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.shapes)
+
+
 def gather_parts(x: torch.Tensor, comm: Collectives, part: Partition) -> torch.Tensor:
     """The last dimension in its global order, from every rank's local part of it."""
     locals_by_rank = comm.all_gather(x.contiguous(), part.local_sizes, -1)
@@ -159,3 +195,20 @@ def gather_rows(x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, 
 def scatter_rows(x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     """Partial sums of all rows -> the finished local rows along `dim`."""
     return x if comm.size == 1 else _ScatterRows.apply(x, comm, dim, sizes)
+
+
+def take_rows(x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Replicated rows -> the local ones."""
+    return x if comm.size == 1 else _TakeRows.apply(x, comm, dim, sizes)
+
+
+def join_rows(x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Finished local rows -> all rows, replicated."""
+    return x if comm.size == 1 else _JoinRows.apply(x, comm, dim, sizes)
+
+
+def touched(y: torch.Tensor, *used: torch.Tensor) -> torch.Tensor:
+    """`y`, tied to `used` in the graph even where it was computed without them."""
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in used):
+        return y
+    return _Touch.apply(y, *used)

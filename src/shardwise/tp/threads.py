@@ -6,6 +6,7 @@ summed. Promises: sums in rank order, the same bits on every rank. Fails when: a
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -26,6 +27,9 @@ class ThreadHub:
         self.timeout_s = timeout_s
         self._barrier = threading.Barrier(size)
         self._slots: list[Any] = [None] * size
+        self._mail: dict[tuple[int, int], queue.Queue[torch.Tensor]] = {
+            (source, target): queue.Queue() for source in range(size) for target in range(size)
+        }
 
     def swap(self, rank: int, value: Any) -> list[Any]:
         """Everybody's value, by rank."""
@@ -34,6 +38,10 @@ class ThreadHub:
         values = list(self._slots)
         self._wait()
         return values
+
+    def mail(self, source: int, target: int) -> queue.Queue[torch.Tensor]:
+        """The letter box from one rank to another."""
+        return self._mail[source, target]
 
     def break_up(self) -> None:
         """Release everybody who waits, with an error."""
@@ -70,6 +78,15 @@ class ThreadCollectives(Collectives):
         value = self.hub.swap(self.rank, x.detach().clone())[source]
         if self.rank != source:
             x.copy_(value)
+
+    def send(self, x: torch.Tensor, target: int) -> None:
+        self.hub.mail(self.rank, target).put(x.detach().clone())
+
+    def receive(self, x: torch.Tensor, source: int) -> None:
+        try:
+            x.copy_(self.hub.mail(source, self.rank).get(timeout=self.hub.timeout_s))
+        except queue.Empty as error:
+            raise ReplyTimeout("a rank sent nothing", where="ranks as threads") from error
 
 
 def run_ranks(size: int, work: Callable[[ThreadCollectives], Result], *, timeout_s: float = 60.0) -> list[Result]:
