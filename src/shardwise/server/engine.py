@@ -8,46 +8,17 @@ never claims readiness itself: `ready` is the deployment's own word that a token
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from shardwise.errors import ShardwiseError
 from shardwise.model.description import ModelDescription
-from shardwise.planner.types import Advice, Prediction
-from shardwise.transport.messages import Stats, TokenLogprob, Visit
+from shardwise.session.request import GenerationRequest, Readiness, Recovery, Token
+from shardwise.session.text import Tokenizer as Tokenizer
+from shardwise.transport.messages import Stats
 
-
-class TokenLike(Protocol):
-    """One generated token. `text` holds the characters that became complete with it, possibly none."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def logprob(self) -> float | None: ...
-
-    @property
-    def top(self) -> Sequence[TokenLogprob]: ...
-
-    @property
-    def position(self) -> int: ...
-
-    @property
-    def finish_reason(self) -> str:
-        """Empty until the last event: stop | length | cancelled."""
-        ...
-
-    @property
-    def visits(self) -> Sequence[Visit]:
-        """One a stage, of traced requests only."""
-        ...
-
-
-Event = TokenLike | ShardwiseError
+Event = Token | ShardwiseError
 
 
 class SessionHandle(Protocol):
@@ -56,27 +27,6 @@ class SessionHandle(Protocol):
     def cancel(self) -> None:
         """Free its KV on every stage; harmless when it has ended."""
         ...
-
-
-class Tokenizer(Protocol):
-    """Text <-> ids, and the model's chat template."""
-
-    @property
-    def eog_ids(self) -> Any: ...
-
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def token_bytes(self, token: int) -> bytes: ...
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str: ...
 
 
 class StageLike(Protocol):
@@ -97,22 +47,7 @@ class StageLike(Protocol):
     @property
     def kv_bytes(self) -> int: ...
     @property
-    def peak_memory_bytes(self) -> int: ...
-
-
-class ReadinessLike(Protocol):
-    """Did a token go through every stage lately?"""
-
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def last_token_age_s(self) -> float | None: ...
-    @property
-    def loading_progress(self) -> float | None: ...
-    @property
-    def expected_s(self) -> float | None: ...
+    def workspace_bytes(self) -> int: ...
 
 
 class Engine(Protocol):
@@ -121,7 +56,7 @@ class Engine(Protocol):
     Promises: after `submit` the callback gets tokens in order and exactly one last event (a token with a
     `finish_reason` or an error), from a thread of the deployment; a cancelled session gets its last event too.
     Fails when: `submit` raises `QueueFull`, `ContextFull` or `UsageError` at once, or delivers them as the event.
-    Called by: the routes, the live view, metrics.
+    Called by: the routes, the live view, metrics. A deployment that was planned also has `predicted` and `advice`.
     """
 
     @property
@@ -131,16 +66,12 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
-    def recoveries(self) -> Sequence[Any]: ...
-    @property
-    def predicted(self) -> Prediction | None: ...
-    @property
-    def advice(self) -> Advice | None: ...
+    def recoveries(self) -> Sequence[Recovery]: ...
 
-    def submit(self, request: Any, on_event: Callable[[Any], None]) -> SessionHandle: ...
-    def readiness(self) -> ReadinessLike: ...
+    def submit(self, request: GenerationRequest, on_event: Callable[[Event], None]) -> SessionHandle: ...
+    def readiness(self) -> Readiness: ...
     def stats(self) -> Sequence[Stats]: ...
-    def close(self, *, drain_s: float = 0.0) -> None: ...
+    def close(self, drain_s: float = 0.0) -> None: ...
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""The pieces of GBNF, llama.cpp's grammar notation: literals, repetition, the rules of JSON itself; and limits on foreign grammars."""
+"""The pieces of GBNF, llama.cpp's grammar notation: literals, repetition, JSON itself; and limits on foreign grammars."""
 
 from __future__ import annotations
 

@@ -10,12 +10,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import jinja2
-
-from shardwise.errors import ShardwiseError, UsageError
+from shardwise.errors import UsageError
 from shardwise.server.engine import Engine
 from shardwise.server.problems import impossible, invalid
-from shardwise.server.schemas.chat import ContentPart, Message, Tool
+from shardwise.server.schemas.chat import ContentPart, Message, Tool, ToolCallPart
 from shardwise.server.toolcalls import GENERIC, ToolFormat
 
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
@@ -47,10 +45,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if message.tool_call_id is not None:
             plain["tool_call_id"] = message.tool_call_id
         if message.tool_calls:
-            plain["tool_calls"] = [
-                {"type": "function", "id": call.id, "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)}}
-                for call in message.tool_calls
-            ]
+            plain["tool_calls"] = [_call(call) for call in message.tool_calls]
         out.append(plain)
     return out
 
@@ -63,9 +58,8 @@ def render_chat(engine: Engine, messages: Sequence[Message], tools: Sequence[Too
         plain, specs = _with_generic_tools(plain, specs), []
     try:
         text = engine.tokenizer.apply_chat_template(plain, tools=specs or None)
-    except (jinja2.TemplateError, UsageError, TypeError, KeyError, ValueError) as error:
-        reason = error.message if isinstance(error, ShardwiseError) else str(error)
-        raise invalid(f"the model's chat template refuses these messages: {reason}", "messages") from error
+    except UsageError as error:
+        raise invalid(error.one_line(), "messages") from error
     return encode_prompt(engine, text)
 
 
@@ -78,6 +72,28 @@ def encode_prompt(engine: Engine, text: str) -> list[int]:
     if not ids:
         raise invalid("the prompt is empty", "prompt")
     return ids
+
+
+def token_prompts(engine: Engine, given: Sequence[str] | Sequence[int] | Sequence[Sequence[int]], param: str) -> list[list[int]]:
+    """Texts, one list of ids, or several: as lists of ids. Raises a `Problem` for empty ones and unknown ids."""
+    if isinstance(given, str):
+        return [encode_prompt(engine, given)]
+    texts = [one for one in given if isinstance(one, str)]
+    if texts:
+        return [encode_prompt(engine, text) for text in texts]
+    numbers = [one for one in given if isinstance(one, int)]
+    lists = [numbers] if numbers else [list(one) for one in given if not isinstance(one, str | int)]
+    if not lists or not all(lists):
+        raise invalid("the prompt is empty", param)
+    largest = max(max(ids) for ids in lists)
+    if largest >= engine.model.vocab_size:
+        raise invalid(f"token id {largest} is not below the vocabulary's {engine.model.vocab_size}", param)
+    return lists
+
+
+def _call(call: ToolCallPart) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"type": "function", "id": call.id, "function": function}
 
 
 def _arguments(text: str) -> Any:

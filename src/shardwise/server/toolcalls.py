@@ -1,8 +1,8 @@
 """Tool calls in generated text: which notation a model uses, and reading it as it streams.
 
-A notation is data (`ToolFormat`). It is chosen by what the model's chat template mentions. While a stream might be at the start of
-a call its text is held back; text outside calls goes through at once. What looks like a call but does not parse is given out as
-text: nothing the model said is lost.
+A notation is data (`ToolFormat`). It is chosen by what the model's chat template mentions. While a stream might be at the start
+of a call its text is held back; text outside calls goes through at once. What looks like a call but does not parse is given
+out as text: nothing the model said is lost.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardwise.server.gbnf import literal
 from shardwise.server.json_grammar import SchemaGrammar
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How calls are written. `start` opens a call (or a list of calls), `end` closes it; an empty `end` is the end of the text."""
+    """How calls are written. `start` opens a call (or a list), `end` closes it; an empty `end` is the end of the text."""
 
     name: str
     mark: str  # what the chat template mentions
@@ -144,16 +145,15 @@ class ToolCallReader:
 
 def calls_grammar(tool_format: ToolFormat, functions: list[tuple[str, dict[str, Any] | None]], *, parallel: bool) -> str:
     """GBNF that allows calls of these functions and nothing else."""
-    from shardwise.server.gbnf import literal
-
     grammar = SchemaGrammar()
     options = []
     for name, parameters in functions:
-        schema = {"type": "object"} if not parameters else parameters
+        schema = parameters or {"type": "object"}
         arguments = grammar.add_schema(schema)
         quoted = literal(json.dumps(name))
         key = literal(f'"{tool_format.arguments_key}"')
-        options.append(grammar.add_rule("call", f'"{{" ws "\\"name\\"" ws ":" ws {quoted} ws "," ws {key} ws ":" ws {arguments} ws "}}"'))
+        named = f'"\\"name\\"" ws ":" ws {quoted}'
+        options.append(grammar.add_rule("call", f'"{{" ws {named} ws "," ws {key} ws ":" ws {arguments} ws "}}"'))
     call = grammar.add_rule("calls", " | ".join(options))
     if tool_format.is_list:
         several = f'(ws "," ws {call})*' if parallel else '""'

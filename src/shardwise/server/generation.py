@@ -1,0 +1,161 @@
+"""One HTTP request's generations: submitted together, read as one stream of events, cancelled together.
+
+Tokens flow in from the bridge. A failure of one choice ends all. `close` frees whatever is still running; it is called on every
+way out: the end, an error, a disconnected client, a cancelled task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from shardwise.errors import ShardwiseError
+from shardwise.server.access import Client
+from shardwise.server.activity import Active
+from shardwise.server.bridge import Arrived
+from shardwise.server.engine import Event, SessionHandle
+from shardwise.server.problems import Problem, from_error
+from shardwise.server.state import ServerState
+from shardwise.session.request import GenerationRequest, Token
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed the connection."""
+
+
+class Generation:
+    """Choices 0..n-1 of one request."""
+
+    def __init__(self, state: ServerState, requests: Sequence[GenerationRequest], active: Active, client: Client) -> None:
+        self._state = state
+        self._requests = list(requests)
+        self._active = active
+        self._client = client
+        self._queue: asyncio.Queue[Arrived] = asyncio.Queue()
+        self._handles: list[SessionHandle] = []
+        self._open = set(range(len(self._requests)))
+        self._first: Arrived | None = None
+        self._last_at_s: dict[int, float] = {}
+        self._ended = False
+
+    @property
+    def id(self) -> str:
+        return self._active.id
+
+    def start(self) -> None:
+        """Submit everything, or nothing: raises a `Problem` when one is refused."""
+        engine = self._state.engine()
+        self._state.activity.begin(self._active)
+        try:
+            for index, request in enumerate(self._requests):
+                self._handles.append(engine.submit(request, self._sink(index)))
+        except ShardwiseError as error:
+            self.close()
+            raise from_error(error) from error
+
+    async def wait_first(self) -> None:
+        """Until a token went all the way: only then may the answer say 200. Raises a `Problem` where none will come."""
+        self._first = await self._next()
+
+    async def next(self) -> tuple[int, Token, float] | None:
+        """The next token (choice, token, when the driver gave it out); None when all choices have ended."""
+        if self._first is not None:
+            arrived, self._first = self._first, None
+        elif self._open:
+            arrived = await self._next()
+        else:
+            return None
+        token = arrived.event
+        assert isinstance(token, Token)
+        return arrived.choice, token, arrived.at_s
+
+    def close(self) -> None:
+        """Cancel what still runs. Harmless when everything has ended."""
+        if self._ended:
+            return
+        self._ended = True
+        for index, handle in enumerate(self._handles):
+            if index in self._open:
+                handle.cancel()
+        self._state.activity.end(self._active)
+        self._state.traces.end(self._active.id)
+        self._client.spend_tokens(self._active.prompt_tokens + self._active.generated_tokens)
+
+    @asynccontextmanager
+    async def unless_streaming(self) -> AsyncIterator[Callable[[T], T]]:
+        """Frees everything at the end of the block, unless the answer was handed to `keep`: then the stream does."""
+        kept = False
+
+        def keep(answer: T) -> T:
+            nonlocal kept
+            kept = True
+            return answer
+
+        try:
+            yield keep
+        finally:
+            if not kept:
+                self.close()
+
+    def _sink(self, index: int) -> Callable[[Event], None]:
+        bridge, put = self._state.bridge(), self._queue.put_nowait
+        return lambda event: bridge.post(put, index, event)
+
+    async def _next(self) -> Arrived:
+        while True:
+            arrived = await self._queue.get()
+            if arrived.choice not in self._open:
+                continue
+            event = arrived.event
+            if isinstance(event, ShardwiseError):
+                raise from_error(event)
+            if event.finish_reason:
+                self._open.discard(arrived.choice)
+            if event.finish_reason == "cancelled":  # not a token
+                raise Problem(503, "the generation was cancelled by the server", code="cancelled", retry_after_s=5.0)
+            self._account(arrived, event)
+            return arrived
+
+    def _account(self, arrived: Arrived, token: Token) -> None:
+        active, metrics = self._active, self._state.metrics
+        previous = self._last_at_s.get(arrived.choice)
+        self._last_at_s[arrived.choice] = arrived.at_s
+        if active.first_token_s is None:
+            active.first_token_s = arrived.at_s
+            metrics.time_to_first_token.observe(arrived.at_s - active.started_s)
+        elif previous is not None:
+            metrics.inter_token.observe(arrived.at_s - previous)
+        active.last_token_s = arrived.at_s
+        active.generated_tokens += 1
+        self._state.activity.total_generated_tokens += 1
+        metrics.generated_tokens.inc()
+        if token.visits:
+            self._state.traces.token(active.id, arrived.choice, token)
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work, or raise `ClientGone` as soon as the client hangs up."""
+    doing = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((doing, watching), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientGone
+    finally:
+        doing.cancel()
+        watching.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return

@@ -1,0 +1,144 @@
+"""`shardwise serve`: HTTP first, then the model; a drained end.
+
+The server answers from the first moment: 503 with progress while the deployment is launched in a thread. A launch that fails ends
+the server with that error. On SIGINT or SIGTERM nothing new is accepted, running answers are finished for up to `drain_s`, then
+the deployment is closed. A second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import uvicorn
+
+from shardwise.clock import Clock, SystemClock
+from shardwise.errors import ConnectFailed, MissingExtraError, ShardwiseError
+from shardwise.server.access import ApiKey
+from shardwise.server.app import create_app
+from shardwise.server.engine import Engine, EngineSlot, LoadingProgress
+from shardwise.server.settings import ServerSettings
+
+log = logging.getLogger("shardwise.server")
+
+OnProgress = Callable[[str, float], None]
+
+
+class Launch(Protocol):
+    """Makes the deployment; blocks until it is ready. May call `on_progress(what, share)`."""
+
+    def __call__(self, on_progress: OnProgress) -> Engine: ...
+
+
+class Loading:
+    """How far a launch is. The time that is left is extrapolated from the share that is done, once there is one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._step, self._share = "starting", 0.0
+        self._step_started_s = clock.now_s()
+
+    def on_progress(self, what: str, share: float) -> None:
+        """Called by the launch, from its thread."""
+        if what != self._step:
+            self._step_started_s = self._clock.now_s()
+        self._step, self._share = what, min(1.0, max(0.0, share))
+
+    def __call__(self) -> LoadingProgress:
+        passed_s = self._clock.now_s() - self._step_started_s
+        left_s = passed_s * (1.0 - self._share) / self._share if 0.02 < self._share < 1.0 else None
+        return LoadingProgress(self._share, left_s, f"the model is not loaded yet ({self._step})")
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, with a drain in front of its shutdown and an end when the launch fails."""
+
+    def __init__(self, config: uvicorn.Config, slot: EngineSlot) -> None:
+        super().__init__(config)
+        self._slot = slot
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """The first signal begins the drain, the second ends at once."""
+        self._slot.drain()
+        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """A bound socket, so that a port that is taken is an error before anything is loaded. Port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((settings.host.strip("[]"), settings.port))
+    except OSError as error:
+        bound.close()
+        raise ConnectFailed(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
+            where="shardwise serve",
+            hint="choose another --port, or 0 for a free one",
+        ) from error
+    return bound
+
+
+def serve_forever(
+    launch: Launch,
+    settings: ServerSettings,
+    *,
+    keys: tuple[ApiKey, ...] = (),
+    on_listening: Callable[[str], None] = lambda url: None,
+    on_ready: Callable[[Engine], None] = lambda engine: None,
+) -> None:
+    """Serve until a signal; raises what the launch raised."""
+    loading = Loading(SystemClock())
+    slot = EngineSlot(loading=loading)
+    app = create_app(slot, settings, keys=keys)
+    bound = listen(settings)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_keep_alive=30,
+    )
+    server = Server(config, slot)
+    launching = threading.Thread(target=_launch, args=(launch, loading, slot, server, on_ready), name="launch", daemon=True)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    on_listening(f"http://{host}:{bound.getsockname()[1]}")
+    launching.start()
+    try:
+        server.run(sockets=[bound])
+    finally:
+        slot.drain()
+        bound.close()
+        launching.join(timeout=settings.drain_s)
+        if slot.engine is not None:
+            slot.engine.close()
+    if slot.failure is not None:
+        raise slot.failure
+
+
+def _launch(
+    launch: Launch, loading: Loading, slot: EngineSlot, server: uvicorn.Server, on_ready: Callable[[Engine], None]
+) -> None:
+    try:
+        engine = launch(loading.on_progress)
+    except ShardwiseError as error:
+        slot.fail(error)
+        server.should_exit = True
+        return
+    slot.fill(engine)
+    if not slot.draining:
+        on_ready(engine)
+
+
+def require_extra() -> None:
+    """Raise `MissingExtraError` where the server's libraries are not installed."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError.for_extra("server", "shardwise serve") from error
