@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 
 def load_1min() -> float:
     """How many processes wanted a core, on average over the last minute."""
-    return psutil.getloadavg()[0]
+    return float(psutil.getloadavg()[0])
 
 
 def iso_now(clock: SystemClock | None = None) -> str:

@@ -158,6 +158,13 @@ class PartSeries(Record):
         return quantile(self.seconds, 0.5)
 
 
+class TrialEvent(Record):
+    """Something that happened during a trial, seconds from the first request's start."""
+
+    at_s: float
+    what: str
+
+
 class TrialError(Record):
     """Why a trial has no figures."""
 
@@ -179,6 +186,7 @@ class TrialResult(Record):
     parts: tuple[PartSeries, ...] = ()
     clock_offsets: tuple[ClockOffset, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
+    events: tuple[TrialEvent, ...] = ()
     predicted: dict[str, Any] = {}
     error: TrialError | None = None
     load_1min: float = 0.0

@@ -39,7 +39,7 @@ class Network(Record):
     @property
     def is_bare(self) -> bool:
         """No lab needed: plain child processes on this machine."""
-        return self.kind == "loopback" and not self.links and not any(host.cpu_share for host in self.hosts)
+        return self.kind == "loopback" and not self.links and not any(host.cpu_share or host.speed < 1 for host in self.hosts)
 
 
 class Load(Record):
@@ -140,9 +140,9 @@ def ordered_groups(cases: list[Case], repetitions: int, seed: int) -> list[tuple
     rng = random.Random(seed)
     order: list[tuple[int, list[Case]]] = []
     for repetition in range(repetitions):
-        groups: dict[tuple[str, str, str], list[Case]] = {}
+        groups: dict[tuple[str, ...], list[Case]] = {}
         for case in cases:
-            groups.setdefault((case.engine, case.network, case.split), []).append(case)
+            groups.setdefault((case.engine, case.network, case.split, *case.faults), []).append(case)
         block = list(groups.values())
         rng.shuffle(block)
         for group in block:
@@ -190,7 +190,7 @@ def parse_scenario(text: str, *, where: str = "scenario") -> Scenario:
     }
     if "inter_token_p95" in target:
         table["target_inter_token_p95_s"] = parse_duration(target["inter_token_p95"], field="target.inter_token_p95")
-    scenario = _strict(table | lists, Scenario, where)
+    scenario: Scenario = _strict(table | lists, Scenario, where)
     _check_names(scenario, where)
     return scenario
 

@@ -145,6 +145,11 @@ class Driver:
             raise ReplyTimeout(f"{what} took more than {timeout_s:.0f} s")
 
     @property
+    def clock_error_s(self) -> dict[int, float]:
+        """Stage -> how far its estimated clock offset can be off: half the shortest round trip."""
+        return {stage: trip_s / 2 for stage, trip_s in self._best_trip_s.items()}
+
+    @property
     def connected(self) -> bool:
         """Whether every stage has its neighbours."""
         return len(self._connected) == self.settings.num_stages

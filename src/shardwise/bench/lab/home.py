@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from shardwise.bench.lab import system
-from shardwise.bench.lab.orders import WireConfig, WireHost, WireOrder
+from shardwise.bench.lab.orders import SlowOrder, WireConfig, WireHost, WireOrder
 from shardwise.bench.lab.plan import Host, Link, host_list, link_list, needs_relay
 from shardwise.bench.lab.state import LabState, claim, clean, lab_unavailable, tear_down
 from shardwise.errors import ConnectFailed, UsageError
@@ -52,6 +52,7 @@ class RunningHost(Record):
     mac: str
     relayed: bool
     cgroup_procs: tuple[str, ...] = ()
+    freeze_file: str = ""
 
 
 class Lab:
@@ -64,6 +65,7 @@ class Lab:
         self._state: LabState | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._wire: subprocess.Popen[bytes] | None = None
+        self._brake: subprocess.Popen[bytes] | None = None
         self._started: list[subprocess.Popen[Any]] = []
         self.hosts: dict[str, RunningHost] = {}
 
@@ -86,6 +88,9 @@ class Lab:
             self._guard = self._module("shardwise.bench.lab.guard", str(self._state.number))
             self._make_hosts(self._state)
             self._make_wire(self._state)
+            for host in self._plan:
+                if host.speed < 1.0:
+                    self.set_speed(host.name, host.speed)
         except BaseException:
             self.close()
             raise
@@ -94,19 +99,19 @@ class Lab:
         """Take everything down; may be called twice."""
         if self._state is None:
             return
-        tear_down(self._state)
+        state = self._state
+        self._end(self._brake)
+        tear_down(state)
         for process in self._started:
             _close_pipes(process)
             process.wait(timeout=10)
-        if self._wire is not None:
-            _close_pipes(self._wire)
-            self._wire.wait(timeout=10)
+        self._end(self._wire)
         if self._guard is not None and self._guard.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._guard.stdin.write(b"done")
-                self._guard.stdin.close()
-            self._guard.wait(timeout=10)
-        self._state, self._wire, self._guard = None, None, None
+                self._guard.stdin.flush()
+        self._end(self._guard)
+        self._state, self._wire, self._brake, self._guard = None, None, None, None
         self._started.clear()
         self.hosts.clear()
 
@@ -173,6 +178,17 @@ class Lab:
                     f"host {host!r} hangs on the bridge and can only change its rate", hint="make it Host(relay=True)"
                 )
 
+    def set_speed(self, host: str, speed: float) -> None:
+        """Let a host compute at a share of this machine's speed (`slow`); 1 is full speed."""
+        found = self._host(host)
+        if not found.freeze_file:
+            raise UsageError(f"host {host!r} has no brakes", where="lab", hint="make it Host(brakes=True)")
+        if self._brake is None:
+            self._brake = self._module("shardwise.bench.lab.slow", stdout=subprocess.PIPE)
+            _first_line(self._brake)
+        _send(self._brake, SlowOrder(freeze_file=found.freeze_file, speed=speed))
+        _first_line(self._brake)
+
     def set_link(self, source: str, target: str, shape: LinkShape) -> None:
         """Change what the path between two hosts adds; one of them must have the relay."""
         if not (self._host(source).relayed or self._host(target).relayed):
@@ -213,14 +229,19 @@ class Lab:
         for index, host in enumerate(self._plan, start=1):
             relayed = needs_relay(host, self._links)
             group = state.netns(host.name)
-            files = system.make_cgroup(group, host.cpu_share, host.memory_bytes)
+            files = [str(file) for file in system.make_cgroup(group, host.cpu_share, host.memory_bytes)]
+            freeze_file = ""
+            if host.speed < 1.0 or host.brakes:
+                procs, freeze_file = system.make_freezer(group)
+                files = list(dict.fromkeys([*files, procs]))
             self.hosts[host.name] = RunningHost(
                 name=host.name,
                 netns=state.netns(host.name),
                 address=state.address(index),
                 mac=_mac(state, index),
                 relayed=relayed,
-                cgroup_procs=tuple(str(file) for file in files),
+                cgroup_procs=tuple(files),
+                freeze_file=freeze_file,
             )
             if not relayed:
                 bridge += [
@@ -291,6 +312,11 @@ class Lab:
             [sys.executable, "-m", name, *args], stdin=subprocess.PIPE, env=env, **options
         )
         return process
+
+    def _end(self, process: subprocess.Popen[bytes] | None) -> None:
+        if process is not None:
+            _close_pipes(process)
+            process.wait(timeout=10)
 
     # -- small things ----------------------------------------------------------------------------------------------
 

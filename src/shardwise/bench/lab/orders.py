@@ -35,3 +35,10 @@ class WireOrder(Record):
     op: Literal["link", "cut", "restore", "counters"]
     key: tuple[str, str] = ("", "")
     shape: LinkShape = LinkShape()
+
+
+class SlowOrder(Record):
+    """How fast the cgroup behind a freeze file may compute, as a share of full speed."""
+
+    freeze_file: str
+    speed: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from shardwise.bench.lab.profiles import link_preset
 from shardwise.errors import UsageError
@@ -21,22 +22,31 @@ MAX_HOSTS = 200
 class Host(Record):
     """One machine of the virtual home.
 
-    `cpu_share` is in cores (0.5 = half a core, by cgroup quota; 0 = no limit). `relay` forces the packet relay, so
+    `speed` is how fast it computes as a share of this machine's speed (0.5: everything takes twice as long).
+    `cpu_share` is a cgroup quota in cores (0.5 = half a core; 0 = no limit). `relay` forces the packet relay, so
     that delay, jitter, loss and cuts can be changed while the lab runs. `memory_bytes` limits the host's processes.
     """
 
     name: str
     up: LinkShape = LinkShape()
     down: LinkShape = LinkShape()
+    speed: float = 1.0
     cpu_share: float = 0.0
     memory_bytes: int = 0
     relay: bool = False
+    brakes: bool = False  # the speed can be changed while the lab runs
+
+    def __post_init__(self) -> None:
+        if not 0.02 <= self.speed <= 1.0:
+            raise UsageError(f"speed = {self.speed}", where=f"host {self.name}", hint="0.02 to 1", field="speed")
+        if self.cpu_share < 0 or self.memory_bytes < 0:
+            raise UsageError("cpu_share and memory_bytes cannot be negative", where=f"host {self.name}")
 
     @classmethod
-    def on(cls, preset: str, name: str, *, cpu_share: float = 0.0, memory_bytes: int = 0, relay: bool = False) -> Host:
-        """A host behind a named access link, e.g. `Host.on("ethernet_1g", "nas")`."""
+    def on(cls, preset: str, name: str, **others: Any) -> Host:
+        """A host behind a named access link, e.g. `Host.on("ethernet_1g", "nas", speed=0.5)`."""
         found = link_preset(preset)
-        return cls(name=name, up=found.up, down=found.down, cpu_share=cpu_share, memory_bytes=memory_bytes, relay=relay)
+        return cls(name=name, up=found.up, down=found.down, **others)
 
 
 class Link(Record):

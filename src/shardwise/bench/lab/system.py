@@ -16,11 +16,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from shardwise.errors import ConnectFailed
+from shardwise.clock import SystemClock
+from shardwise.errors import ConnectFailed, UsageError
 
 _CLONE_NEWNET = 0x40000000
+_CLOCK = SystemClock()
 NETNS_DIR = Path("/run/netns")
-_CGROUP_V1 = Path("/sys/fs/cgroup")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def lab_unavailable() -> str | None:
@@ -90,10 +92,25 @@ def kill_all(pids: Iterable[int]) -> None:
 
 
 def cgroup_dirs(group: str) -> list[Path]:
-    """Where the cgroup `group` would live, for CPU and for memory: version 2 in one, version 1 in two directories."""
-    if (_CGROUP_V1 / "cgroup.controllers").exists():
-        return [_CGROUP_V1 / group]
-    return [root / group for root in (_CGROUP_V1 / "cpu", _CGROUP_V1 / "memory") if root.is_dir()]
+    """Where the cgroup `group` may live: one directory in version 2; version 1 has one a controller, and often a
+    version 2 tree beside them, which can freeze."""
+    if (_CGROUP / "cgroup.controllers").exists():
+        return [_CGROUP / group]
+    return [root / group for root in (_CGROUP / "cpu", _CGROUP / "memory", _CGROUP / "unified") if root.is_dir()]
+
+
+def make_freezer(group: str) -> tuple[str, str]:
+    """A version 2 cgroup that can be frozen: its `cgroup.procs` and `cgroup.freeze`."""
+    root = _CGROUP if (_CGROUP / "cgroup.controllers").exists() else _CGROUP / "unified"
+    path = root / group
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        hint = "use Host(cpu_share=...) instead"
+        raise UsageError(f"hosts cannot be slowed here: {error}", where="lab", hint=hint) from error
+    if not (path / "cgroup.freeze").exists():
+        raise UsageError("hosts cannot be slowed here: no cgroup version 2", where="lab", hint="use Host(cpu_share=...)")
+    return str(path / "cgroup.procs"), str(path / "cgroup.freeze")
 
 
 def make_cgroup(group: str, cpu_share: float, memory_bytes: int) -> list[Path]:
@@ -116,7 +133,7 @@ def make_cgroup(group: str, cpu_share: float, memory_bytes: int) -> list[Path]:
 def _limits(path: Path, cpu_share: float, memory_bytes: int) -> list[tuple[str, str]]:
     period_us = 10_000  # short, so that a throttled host stutters by less than 10 ms at a time
     quota_us = max(1000, round(cpu_share * period_us))
-    if path.parent == _CGROUP_V1:
+    if path.parent == _CGROUP:
         files = [("cpu.max", f"{quota_us} {period_us}")] if cpu_share else []
         return files + ([("memory.max", str(memory_bytes))] if memory_bytes else [])
     if path.parent.name == "cpu" and cpu_share:
@@ -127,16 +144,18 @@ def _limits(path: Path, cpu_share: float, memory_bytes: int) -> list[tuple[str, 
 
 
 def remove_cgroups(prefix: str) -> None:
-    """Remove the (empty) cgroups whose name starts with `prefix`; kill what is left in them."""
+    """Remove the cgroups whose name starts with `prefix`; thaw and kill what is left in them."""
     roots = {path.parent for path in cgroup_dirs("x")}
     for path in (found for root in roots for found in root.glob(f"{prefix}*")):
+        with contextlib.suppress(OSError):
+            (path / "cgroup.freeze").write_text("0")
         kill_all(int(pid) for pid in (path / "cgroup.procs").read_text().split())
-        for _ in range(100):
+        for _ in range(200):
             try:
                 path.rmdir()
                 break
             except OSError:
-                os.sched_yield()
+                _CLOCK.sleep(0.005)
 
 
 def real_time() -> None:
