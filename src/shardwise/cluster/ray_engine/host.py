@@ -47,6 +47,11 @@ class NodeHost:
         self._engine.stop(name, grace_s=grace_s)
         self._bump()
 
+    def close(self) -> None:
+        """Stop all workers."""
+        self._engine.close()
+        self._bump()
+
     def state(self) -> bytes:
         """Now."""
         with self._changed:

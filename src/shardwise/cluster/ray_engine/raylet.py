@@ -128,7 +128,7 @@ class Raylet:
         """The end of what Ray said."""
         return " | ".join(list(self._log)[-num_lines:])
 
-    def stop(self, grace_s: float = 5.0) -> None:
+    def stop(self, grace_s: float = 3.0) -> None:
         """End it and its folder; may be called twice."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
