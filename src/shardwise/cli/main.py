@@ -12,7 +12,6 @@ import sys
 import traceback
 from typing import Any
 
-import click
 import typer
 
 import shardwise
@@ -47,6 +46,10 @@ def _root(context: typer.Context, version: bool = typer.Option(False, "--version
 
 register(app)
 
+# Typer brings its own copy of click (from 0.2x on) or uses the installed one; its public exception knows which. The
+# ancestors of `BadParameter` are `UsageError` and `ClickException`.
+_PARSER_ERROR: Any = typer.BadParameter.__mro__[2]
+
 
 def _report(error: ShardwiseError) -> int:
     out = output()
@@ -69,10 +72,11 @@ def run(arguments: list[str]) -> int:
         status = app(rest, standalone_mode=False, prog_name="shardwise")
     except ShardwiseError as error:
         return _report(error)
-    except click.exceptions.Abort:
+    except typer.Abort:
         return 130
-    except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else ""
+    except _PARSER_ERROR as error:
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else ""
         return _report(UsageError(error.format_message(), where=where, hint="see --help"))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

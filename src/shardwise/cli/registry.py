@@ -6,11 +6,15 @@ import typer
 
 from shardwise.cli.chat import chat
 from shardwise.cli.describe import describe
+from shardwise.cli.pack import pack
 from shardwise.cli.run import run
+from shardwise.cli.verify import verify
 
 
 def register(app: typer.Typer) -> None:
     """Add every command to the program."""
     app.command("describe", help="Layers, bytes, FLOPs and KV of a model, and what can be split how.")(describe)
+    app.command("pack", help="Write every stage's slice and a manifest with checksums.")(pack)
+    app.command("verify", help="Check every bit of a packed folder.")(verify)
     app.command("run", help="Generate once, streamed; then show where the time went.")(run)
     app.command("chat", help="A conversation.")(chat)

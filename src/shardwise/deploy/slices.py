@@ -21,27 +21,37 @@ def prepare_slices(
     model: ModelDescription, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Manifest, list[StageFiles]]:
     """Cut (or find) every stage's files in the cache. One stage uses the model's own file; nothing is copied."""
+    source = weights_path(model)
+    counts = options.layer_counts(model)
+    directory = options.cache() / "slices" / model.revision_digest[:16] / "-".join(map(str, counts))
+    settings = manifest_settings(options)
+    if len(counts) == 1:
+        manifest = make_manifest(source, counts, settings, stamp_dir=directory, progress=progress).manifest
+        return manifest, [slice_model(source, 0, model.num_layers, directory)]
+    manifest = pack_model(source, counts, directory, settings, progress=progress)
+    return manifest, stage_files(manifest, directory)
+
+
+def weights_path(model: ModelDescription) -> Path:
+    """The (first) file with the weights; `UsageError` where there is none, as for a preset."""
     if not model.source.paths:
         raise UsageError(
             f"'{model.source.reference}' has no weights on this machine",
             where="MODEL",
             hint="give a .gguf file, hf:..., or 'sample'",
         )
-    source = Path(model.source.paths[0])
-    counts = options.layer_counts(model)
-    directory = options.cache() / "slices" / model.revision_digest[:16] / "-".join(map(str, counts))
-    settings = ManifestSettings(
+    return Path(model.source.paths[0])
+
+
+def manifest_settings(options: RunOptions) -> ManifestSettings:
+    """What every node must agree on besides the weights."""
+    return ManifestSettings(
         protocol_version=PROTOCOL_VERSION,
         wire_dtype=options.wire_dtype,
         context_tokens=options.context_tokens,
         kv_type=options.kv_type,
         libraries=(("llama-cpp-python", importlib.metadata.version("llama-cpp-python")),),
     )
-    if len(counts) == 1:
-        manifest = make_manifest(source, counts, settings, stamp_dir=directory, progress=progress).manifest
-        return manifest, [slice_model(source, 0, model.num_layers, directory)]
-    manifest = pack_model(source, counts, directory, settings, progress=progress)
-    return manifest, stage_files(manifest, directory)
 
 
 def stage_files(manifest: Manifest, directory: Path) -> list[StageFiles]:

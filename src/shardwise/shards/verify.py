@@ -1,8 +1,8 @@
 """Finds every bit that is not what the manifest says, and names it: file, tensor, expected, actual.
 
-In: a directory (or one stage's files in it) and a manifest. Out: a list of `Mismatch`, empty when all is well. Reads each
-byte once. Nothing is raised for bad content; `verify_dir` also reports a damaged manifest as a mismatch. **Called by**
-`shardwise verify`, the worker before it maps its slice, the store after a transfer.
+In: a directory (or one stage's files in it) and a manifest. Out: a list of `Mismatch`, empty when all is well. Reads each byte
+once. Nothing is raised for bad content (`UsageError` where there is no folder); `verify_dir` also reports a damaged manifest as
+a mismatch. **Called by** `shardwise verify`, the worker before it maps its slice, the store after a transfer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shardwise.errors import CorruptWeightsError
+from shardwise.errors import CorruptWeightsError, UsageError
 from shardwise.records import Record
 from shardwise.shards.manifest import MANIFEST_NAME, SliceFile, StageSlice, corrupt, load_manifest
 
@@ -40,6 +40,8 @@ def verify_dir(directory: str | Path, *, expected: str = "", progress: OnProgres
     `progress(done_bytes, total_bytes)` is called after each block.
     """
     directory = Path(directory)
+    if not directory.is_dir():
+        raise UsageError("there is no such folder", where=str(directory), hint="name a folder that 'shardwise pack' wrote")
     try:
         manifest = load_manifest(directory, expected=expected)
     except CorruptWeightsError as error:
@@ -91,14 +93,14 @@ def _whole(file: SliceFile, expected: str, actual: str, reason: str) -> Mismatch
     return Mismatch(file=file.name, tensor="", expected=expected, actual=actual, reason=reason)
 
 
-def require_whole(mismatches: list[Mismatch], directory: Path) -> None:
-    """Raise `CorruptWeightsError` (exit code 4) about the first mismatch; the others are in its details."""
-    if mismatches:
-        first = mismatches[0]
-        more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
+def require_whole(found: list[Mismatch], directory: Path, **details: object) -> None:
+    """Raise `CorruptWeightsError` (exit code 4) about the first mismatch, with their number and `details`."""
+    if found:
+        first = found[0]
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         error = corrupt(first.sentence() + more, str(directory / first.file), expected=first.expected, actual=first.actual,
                         tensor=first.tensor)  # fmt: skip
-        error.details["num_mismatches"] = len(mismatches)
+        error.details |= {"num_mismatches": len(found), **details}
         raise error
 
 
