@@ -17,7 +17,7 @@ from shardwise.transport.messages import Quantiles, Stats
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """One hop. `transfer` and `copy` are of its messages, `wait` is the receiver's idle time before a step."""
+    """One hop. `transfer` and `copy` (on the sender) are of its messages, `wait` is the receiver's idle time before a step."""
 
     source: str
     target: str
@@ -74,7 +74,7 @@ def boundaries(engine: Engine, stats: Sequence[Stats]) -> list[Boundary]:
                 from_stage=index,
                 to_stage=index + 1,
                 transfer=_shifted(receiver.transfer, offsets.get(index + 1, 0.0) - offsets.get(index, 0.0)),
-                copy=receiver.copy,
+                copy=sender.copy,
                 wait=receiver.wait,
                 sent_bytes=sender.sent_bytes,
                 bytes_per_token=sender.decode_sent_bytes / max(1, sender.decode_rows),

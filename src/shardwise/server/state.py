@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from starlette.requests import Request
 
@@ -66,9 +67,11 @@ class ServerState:
         return engine
 
     def model_names(self) -> tuple[str, ...]:
-        """Every name under which the model answers; the first is its own."""
+        """Every name under which the model answers: the given ones, its own, and its file's. Never a path."""
         model = self.loaded().model
-        return tuple(dict.fromkeys((model.name, model.source.reference, *self.settings.alias)))
+        file_name = PurePath(model.source.reference).name
+        names = (*self.settings.alias, model.name, file_name.removesuffix(".gguf"))
+        return tuple(dict.fromkeys(name for name in names if name))
 
     def check_model(self, name: str) -> str:
         """The name to answer with, or 404."""
