@@ -49,6 +49,15 @@ def log_softmax(logits_V: Floats) -> Floats:
     return logprobs_V
 
 
+def best_ids(values_V: Floats, k: int) -> list[int]:
+    """The `k` largest entries of [V], largest first, lower ids first among equals."""
+    if k <= 0:
+        return []
+    least = np.partition(values_V, -k)[-k]
+    ids = np.flatnonzero(values_V >= least)
+    return [int(i) for i in ids[np.argsort(-values_V[ids], kind="stable")][:k]]
+
+
 class Sampler:
     """Chooses tokens for one session."""
 
@@ -84,7 +93,7 @@ class Sampler:
             return Choice(token, None, ())
         logprobs_V = log_softmax(logits_V)
         k = min(self.settings.num_logprobs, len(logprobs_V))
-        best = [int(i) for i in np.argsort(-logprobs_V, kind="stable")[:k]]
+        best = best_ids(logprobs_V, k)
         return Choice(token, float(logprobs_V[token]), tuple(TokenLogprob(token=i, logprob=float(logprobs_V[i])) for i in best))
 
     def _chain(self, logits_V: Floats, history: list[int], position: int) -> int:

@@ -1,0 +1,69 @@
+"""The ring against unsharded llama.cpp: token ids equal, greedy and sampled, at 1, 2, 3 and 5 stages.
+
+Tolerance: none. Same library, same chunk sizes, f32 on the wire: every bit is the same (docs/adr/0003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardwise.deploy import launch_local
+from shardwise.transport.messages import SamplingSettings
+from tests.deploy.reference import Unsharded, unsharded
+
+CONTEXT, CHUNK = 2048, 128
+PROMPTS = {
+    "question": "What is the capital of France? Answer in one sentence.",
+    "story": "Once upon a time, in a land far away, there lived a",
+    "code": "def fibonacci(n):\n    ",
+    "long": "The quick brown fox jumps over the lazy dog. " * 110,
+}
+SAMPLED = SamplingSettings(
+    temperature=0.9, top_k=50, top_p=0.95, min_p=0.02, typical_p=0.98, repetition_penalty=1.1, presence_penalty=0.1, seed=7
+)
+
+
+@pytest.fixture(scope="module")
+def reference(sample_gguf: Path) -> Iterator[Unsharded]:
+    with unsharded(sample_gguf, context_tokens=CONTEXT, chunk_tokens=CHUNK, quantization="Q4_1") as built:
+        yield built
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Unsharded) -> dict[tuple[str, bool], list[int]]:
+    """Token ids of the unsharded model, by (prompt, sampled)."""
+    return {}
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
+def test_ids_equal_unsharded(
+    num_stages: int, sample_gguf: Path, reference: Unsharded, expected: dict[tuple[str, bool], list[int]]
+) -> None:
+    with launch_local(sample_gguf, num_stages=num_stages, context_tokens=CONTEXT, max_sessions=1) as deployment:
+        for name, text in PROMPTS.items():
+            prompt = deployment.tokenizer.encode(text)
+            assert name != "long" or len(prompt) > 1000
+            for settings in (SamplingSettings(), SAMPLED):
+                key = (name, settings is SAMPLED)
+                if key not in expected:
+                    expected[key] = reference.generate(prompt, 128, settings)
+                tokens = list(deployment.generate(prompt, max_tokens=128, ignore_eos=True, sampling=settings))
+                assert [t.id for t in tokens] == expected[key], f"{num_stages} stages, {key}"
+                assert tokens[-1].finish_reason == "length"
+
+
+def test_logprobs_of_the_last_prompt_token_equal_to_the_bit(sample_gguf: Path, reference: Unsharded) -> None:
+    """Log probabilities of all 49,152 tokens are a function of the logits alone; they are equal, so the logits are."""
+    from shardwise.stage.llama.sampling import log_softmax
+
+    with launch_local(sample_gguf, num_stages=3, context_tokens=CONTEXT, max_sessions=1) as deployment:
+        prompt = deployment.tokenizer.encode(PROMPTS["long"])
+        settings = SamplingSettings(num_logprobs=reference.vocab_size)
+        (token,) = deployment.generate(prompt, max_tokens=1, sampling=settings)
+    ours = {entry.token: entry.logprob for entry in token.top}
+    theirs = log_softmax(reference.prefill(prompt))
+    assert len(ours) == reference.vocab_size
+    assert all(ours[i] == float(theirs[i]) for i in range(reference.vocab_size))
