@@ -155,7 +155,7 @@ def stamp(extras: list[str]) -> str:
 
 
 def main(extras: list[str]) -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  (run by whatever python3 the user has)
         raise SystemExit(f"error: Python 3.11 or newer is needed (this is {platform.python_version()}); set PYTHON=python3.12")
     mark = VENV / "shardwise-setup.txt"
     have = mark.read_text().split("\n") if mark.exists() else ["", ""]
