@@ -145,6 +145,7 @@ class Agent:
             boundaries=self._boundaries(stats),
             tokens=tuple(_from_zero(kept)),
             parts=token_parts([trace for trace in traces if trace.number > 1], self._nodes),
+            parts_measured_s=_measured_s(users),
             clock_offsets=offsets,
         )
 
@@ -204,7 +205,7 @@ class Agent:
         return tuple(found)
 
 
-_FIGURES = {"stages", "boundaries", "tokens", "parts", "clock_offsets"}
+_FIGURES = {"stages", "boundaries", "tokens", "parts", "parts_measured_s", "clock_offsets"}
 
 
 def _quantiles(values: Quantiles) -> dict[str, float]:
@@ -214,6 +215,13 @@ def _quantiles(values: Quantiles) -> dict[str, float]:
 def _recovery(found: object) -> Recovery:
     names = ("at_token", "cause", "action", "stall_s", "grade")
     return Recovery(**{name: getattr(found, name) for name in names if hasattr(found, name)})
+
+
+def _measured_s(users: Sequence[UserRun]) -> float:
+    """Mean gap between the tokens of `parts`: pass i (from 2) begins when token i-1 is there; the last has no successor."""
+    spans = [(user.arrived_s[-2] - user.arrived_s[1], len(user.arrived_s) - 3) for user in users if len(user.arrived_s) > 3]
+    num_gaps = sum(count for _, count in spans)
+    return sum(span_s for span_s, _ in spans) / num_gaps if num_gaps else 0.0
 
 
 def _traces(user: UserRun) -> list[TokenTrace]:

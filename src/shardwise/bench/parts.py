@@ -13,7 +13,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from shardwise.bench.result import ClockOffset, PartSeries, StageVisit, TokenTrace
+from shardwise.bench.result import ClockOffset, PartSeries, StageVisit, TokenTrace, TrialResult
 from shardwise.bench.stats import Interval, bootstrap_ratio, quantile
 from shardwise.records import Record
 
@@ -117,10 +117,10 @@ class Accounting(Record):
         return abs(self.parts_s - self.measured_s) / self.measured_s if self.measured_s else 0.0
 
 
-def account(parts: Sequence[PartSeries], gaps_s: Sequence[float]) -> Accounting:
+def account(trial: TrialResult) -> Accounting:
     """Means on both sides, because only means add up."""
-    summed = sum(statistics.fmean(part.seconds) for part in parts if part.seconds)
-    return Accounting(parts_s=summed, measured_s=statistics.fmean(gaps_s) if gaps_s else 0.0)
+    summed = sum(statistics.fmean(part.seconds) for part in trial.parts if part.seconds)
+    return Accounting(parts_s=summed, measured_s=trial.parts_measured_s)
 
 
 class Culprit(Record):

@@ -184,6 +184,7 @@ class TrialResult(Record):
     boundaries: tuple[BoundaryFigures, ...] = ()
     tokens: tuple[TokenTrace, ...] = ()
     parts: tuple[PartSeries, ...] = ()
+    parts_measured_s: float = 0.0  # the user's mean time between the very tokens that `parts` is about
     clock_offsets: tuple[ClockOffset, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     events: tuple[TrialEvent, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from shardwise.cli.bench import app as bench
 from shardwise.cli.chat import chat
 from shardwise.cli.describe import describe
 from shardwise.cli.pack import pack
@@ -18,3 +19,4 @@ def register(app: typer.Typer) -> None:
     app.command("verify", help="Check every bit of a packed folder.")(verify)
     app.command("run", help="Generate once, streamed; then show where the time went.")(run)
     app.command("chat", help="A conversation.")(chat)
+    app.add_typer(bench, name="bench")

@@ -67,6 +67,11 @@ class LabCheck(Record):
     tolerance: str
     ok: bool
 
+    def sentence(self) -> str:
+        """One line for people."""
+        mark = "ok  " if self.ok else "FAIL"
+        return f"{mark} {self.what}: asked {self.asked:g} {self.unit}, measured {self.measured:.6g} ({self.tolerance})"
+
 
 def check_rates(rates_bytes_per_s: Sequence[float]) -> list[LabCheck]:
     """Each rate through the kernel's token bucket and through the relay, within 5 %."""
@@ -105,3 +110,15 @@ def check_jitter(shape: LinkShape, *, num: int = 250) -> LabCheck:
     p_value = ks_p_value(distance, len(delays_s))
     name = f"{shape.jitter_kind} jitter, KS p-value (n = {len(delays_s)}, D = {distance:.3f})"
     return LabCheck(what=name, asked=0.01, measured=p_value, unit="", tolerance="p >= 0.01", ok=p_value >= 0.01)
+
+
+def check_all() -> list[LabCheck]:
+    """The promises of the lab: rates, delays, and all three kinds of jitter."""
+    jitters = (
+        LinkShape(delay_s=1e-3, jitter_kind="exponential", jitter_s=2e-3),
+        LinkShape(jitter_kind="lognormal", jitter_s=3e-3, jitter_sigma=0.4),
+        LinkShape(delay_s=2e-3, jitter_kind="uniform", jitter_s=6e-3),
+    )
+    rates = check_rates([94.1e6 / 8, 300e6 / 8, 941e6 / 8])
+    delays = check_delays([0.5e-3, 1e-3, 3e-3, 10e-3, 20e-3, 50e-3])
+    return [*rates, *delays, *(check_jitter(shape) for shape in jitters)]
