@@ -51,7 +51,7 @@ class _Feasibility:
         return found.stages
 
     def _run(self, peak_limit: float, max_states: int) -> Found:
-        search = SubsetSearch(self.problem, peak_limit, upper=math.inf, max_states=max_states, with_first=False, any_will_do=True)
+        search = SubsetSearch(self.problem, peak_limit, upper=math.inf, max_states=max_states, any_will_do=True)
         return search.run()
 
 

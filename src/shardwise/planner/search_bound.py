@@ -23,6 +23,8 @@ class RemainingBound:
     capacity: Floats  # [U] work that one stage can hold
     work_left: Floats  # [L + 1]
     ending: float  # what the last stage and the way back cost at least
+    last_loss: Floats  # [U] work that a unit holds less as the last stage
+    first_hop: float  # at most this much of the bound is a hop into the first stage, which there is not
 
     @staticmethod
     def of(problem: Problem, reach: Reach) -> RemainingBound:
@@ -38,8 +40,8 @@ class RemainingBound:
         ends = np.arange(layers + 1)
         starts = np.minimum(reach.inner, ends)
         capacity = (total[ends] - total[starts]).max(axis=1)
-        lasts = np.minimum(reach.last, layers)
-        capacity = np.maximum(capacity, total[layers] - total[lasts])
+        as_last = total[layers] - total[np.minimum(reach.last, layers)]
+        capacity = np.maximum(capacity, as_last)
         count = problem.num_units
         others = problem.hop_add + np.where(np.eye(count, dtype=bool), np.inf, 0.0)
         cheapest = others.min(axis=0) if count > 1 else np.zeros(count)
@@ -54,22 +56,62 @@ class RemainingBound:
             capacity,
             total[layers] - total,
             ending,
+            capacity - as_last,
+            float(np.where(np.isfinite(cheapest), cheapest, 0.0).max(initial=0.0)),
         )
 
-    def __call__(self, masks: Ints) -> Floats:
-        """[N, L + 1] for N sets of taken units (bits); infinite where the free units cannot hold the rest."""
-        left = np.repeat(self.work_left[None, :], len(masks), axis=0)
+    def whole(self) -> float:
+        """Lower bound of A for any arrangement of two or more stages; infinite where none can be."""
+        total = float(self(np.zeros(1, dtype=np.int64), 0, 1)[0, 0])
+        return max(0.0, total - self.first_hop)
+
+    def __call__(self, masks: Ints, low: int, high: int) -> Floats:
+        """[N, high - low] for N sets of taken units (bits) and the layer counts from `low` on; infinite where the free
+        units cannot hold the rest, of which the last stage holds less than an inner one."""
+        free = ((masks[:, None] >> np.arange(len(self.capacity))) & 1) == 0  # [N, U]
+        room = free @ self.capacity - np.where(free, self.last_loss, np.inf).min(axis=1)
+        wanted = self.work_left[low:high]
+        left = np.repeat(wanted[None, :], len(masks), axis=0)
         bound = np.full_like(left, self.ending)
         for unit in self.order:
             if self.capacity[unit] <= 0:
                 continue
-            free = ((masks >> unit) & 1) == 0
-            take = np.minimum(left, np.where(free, self.capacity[unit], 0.0)[:, None])
+            take = np.minimum(left, np.where(free[:, unit], self.capacity[unit], 0.0)[:, None])
             bound += take * self.rate[unit]
             left -= take
-        bound[left > 1e-9 * self.work_left[0]] = np.inf
-        bound[:, -1] = 0.0
+        bound[wanted[None, :] > room[:, None] + 1e-9 * self.work_left[0]] = np.inf
         return bound
+
+
+def link_classes(matrices: tuple[Floats, ...]) -> tuple[Ints, list[list[int]]]:
+    """Group units whose rows are equal in every matrix, their own columns aside: (class of each unit, members)."""
+    count = matrices[0].shape[0]
+    class_of = np.full(count, -1, dtype=np.int64)
+    members: list[list[int]] = []
+    for unit in range(count):
+        for index, group in enumerate(members):
+            if all(_alike(matrix, unit, group) for matrix in matrices):
+                class_of[unit] = index
+                group.append(unit)
+                break
+        else:
+            class_of[unit] = len(members)
+            members.append([unit])
+    return class_of, members
+
+
+def _alike(matrix: Floats, unit: int, group: list[int]) -> bool:
+    """Whether any member and `unit` see every third unit, and each other's column, at the same cost."""
+    for other in group:
+        columns = np.ones(matrix.shape[0], dtype=bool)
+        columns[[unit, other]] = False
+        if not np.array_equal(matrix[unit, columns], matrix[other, columns]):
+            return False
+    for column in (*group, unit):
+        seen = [matrix[u, column] for u in (*group, unit) if u != column]
+        if len(set(seen)) > 1:
+            return False
+    return True
 
 
 def interchangeable(problem: Problem) -> list[int]:

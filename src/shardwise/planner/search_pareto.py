@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.planner.problem import Floats, Problem, Stage
+from shardwise.planner.problem import Problem, Stage
 from shardwise.planner.search_bottleneck import peak_values, smallest_peak
+from shardwise.planner.search_bound import RemainingBound
 from shardwise.planner.search_dp import Found, smallest_add
 
 TOLERANCE = 1e-9
 BEAM_STATES = 256
+FIRST_GUESSES = 5
+WIDE = 0.004  # of the value: wider intervals are split before they are searched
 EXACT_STATES = 60_000
 
 
@@ -45,53 +48,79 @@ def best_single(problem: Problem) -> Searched:
     return Searched(stages, value, value, "enumeration")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Interval:
+    """Arrangements whose M is one of `values[low..high]`; none of them has a value below `bound`."""
+
+    bound: float
+    low: int
+    high: int
+    add: float  # no arrangement with M <= values[high] has a smaller A
+
+
 class _Branching:
     """Best-first splitting of the range of M."""
 
-    def __init__(self, problem: Problem, incumbent: Searched, max_states: int) -> None:
-        self.problem, self.max_states = problem, max_states
+    def __init__(self, problem: Problem, incumbent: Searched, lowest: float) -> None:
+        self.problem = problem
         self.stages, self.value = incumbent.stages, incumbent.value
-        self.exact = True
+        self.exact, self.max_states = True, BEAM_STATES
+        values = peak_values(problem) if problem.form.peak_weight > 0 else np.zeros(1)
+        self.values = values[np.searchsorted(values, lowest * (1 - TOLERANCE)) :]
+        self.heap: list[_Interval] = []
 
-    def solve(self, low: float, high: float) -> Found:
-        """Smallest A with M <= high that can still improve, M being at least `low`."""
-        upper = self.problem.form.add_limit(self.value * (1 - TOLERANCE), low)
-        found = smallest_add(self.problem, high, upper=upper, max_states=self.max_states)
-        self.exact &= found.exact
+    def solve(self, low: int, high: int) -> Found:
+        """Smallest A with M <= values[high] that can still improve, M being at least values[low]."""
+        upper = self.problem.form.add_limit(self.value * (1 - TOLERANCE), float(self.values[low]))
+        limit = float(self.values[high]) if self.problem.form.peak_weight > 0 else math.inf
+        found = smallest_add(self.problem, limit, upper=upper, max_states=self.max_states)
         if found.stages:
             value = self.problem.value_of(found.stages)
             if value < self.value:
                 self.stages, self.value = found.stages, value
         return found
 
-    def run(self, lowest: float) -> float:
-        """Returns the proven bound. Intervals are indices into the sorted values that M can have."""
-        form = self.problem.form
-        values = peak_values(self.problem) if form.peak_weight > 0 else np.zeros(1)
-        found = self.solve(lowest, math.inf)
-        if not found.stages:
-            return self.value
-        low = int(np.searchsorted(values, lowest * (1 - TOLERANCE)))
-        heap: list[tuple[float, int, int, float]] = []
-        self._push(heap, values, low, found)
-        while heap:
-            bound, low, high, add = heapq.heappop(heap)
-            if bound >= self.value * (1 - TOLERANCE):
-                return min(self.value, bound)
-            middle = (low + high) // 2
-            if middle < high:
-                heapq.heappush(heap, (form.combine(add, float(values[middle + 1])), middle + 1, high, add))
-            below = self.solve(float(values[low]), float(values[middle]))
-            if below.stages:
-                self._push(heap, values, low, below)
-        return self.value
+    def push(self, low: int, high: int, add: float) -> None:
+        """Remember an interval that may hold something better."""
+        if low <= high:
+            bound = self.problem.form.combine(add, float(self.values[low]))
+            if bound < self.value * (1 - TOLERANCE):
+                heapq.heappush(self.heap, _Interval(bound, low, high, add))
 
-    def _push(self, heap: list[tuple[float, int, int, float]], values: Floats, low: int, found: Found) -> None:
-        """What may be better than `found` has a smaller M: the values from `low` to just below its own."""
-        peak = self.problem.sums(found.stages)[1]
-        high = int(np.searchsorted(values, peak * (1 - TOLERANCE))) - 1
-        if high >= low:
-            heapq.heappush(heap, (self.problem.form.combine(found.add, float(values[low])), low, high, found.add))
+    def relaxed_add(self, high: int) -> float:
+        """A bound on A for M <= values[high] that costs next to nothing."""
+        limit = float(self.values[high]) if self.problem.form.peak_weight > 0 else math.inf
+        return RemainingBound.of(self.problem, self.problem.reach(limit)).whole()
+
+    def split(self, interval: _Interval) -> None:
+        """Halves: the upper one keeps the bound on A, the lower one gets a better one."""
+        middle = (interval.low + interval.high) // 2
+        self.push(middle + 1, interval.high, interval.add)
+        self.push(interval.low, middle, max(interval.add, self.relaxed_add(middle)))
+
+    def run(self, max_states: int) -> float:
+        """Returns the proven bound. Wide intervals are split first: a narrow one leaves the exact search little room."""
+        self.max_states = max_states
+        self.push(0, len(self.values) - 1, self.relaxed_add(len(self.values) - 1))
+        while self.heap:
+            interval = heapq.heappop(self.heap)
+            if interval.bound >= self.value * (1 - TOLERANCE):
+                return min(self.value, interval.bound)
+            spread = self.problem.form.combine(interval.add, float(self.values[interval.high])) - interval.bound
+            if interval.low < interval.high and (not math.isfinite(self.value) or spread > WIDE * self.value):
+                self.split(interval)
+                continue
+            found = self.solve(interval.low, interval.high)
+            if not found.exact:
+                self.exact = False
+                return interval.bound
+            if found.stages:
+                peak = self.problem.sums(found.stages)[1]
+                below = int(np.searchsorted(self.values, peak * (1 - TOLERANCE))) - 1
+                middle = (interval.low + below) // 2
+                self.push(middle + 1, below, found.add)
+                self.push(interval.low, min(middle, below), max(found.add, self.relaxed_add(middle)))
+        return self.value
 
 
 def search(problem: Problem, *, max_states: int = EXACT_STATES) -> Searched:
@@ -100,16 +129,35 @@ def search(problem: Problem, *, max_states: int = EXACT_STATES) -> Searched:
     if problem.num_units < 2 or problem.num_layers < 2 or problem.form.max_stages < 2:
         return single
     if problem.form.add_weight == 0:
-        found = smallest_peak(problem, upper=single.value / max(problem.form.peak_weight, 1e-300))
-        value = problem.value_of(found.stages) if found.stages else math.inf
-        stages, best = (found.stages, value) if value < single.value else (single.stages, single.value)
-        return Searched(stages, best, best if found.exact else 0.0, "bisection over subsets")
+        return _search_peak(problem, single, max_states)
     lowest = 0.0
     if problem.form.peak_weight > 0:
-        peak = smallest_peak(problem)
-        lowest = peak.add if peak.exact and peak.stages else 0.0
-    branching = _Branching(problem, single, BEAM_STATES)
-    branching.solve(lowest, math.inf)
-    branching.exact, branching.max_states = True, max_states
-    bound = branching.run(lowest)
-    return Searched(branching.stages, branching.value, bound if branching.exact else 0.0, "dynamic programming over subsets")
+        peak = smallest_peak(problem, max_states=max_states)
+        if peak.exact and not peak.stages:
+            return single
+        lowest = peak.add if peak.exact else 0.0
+    branching = _Branching(problem, single, lowest)
+    _first_guess(branching)
+    bound = branching.run(max_states)
+    method = "dynamic programming over subsets" + ("" if branching.exact else ", cut off")
+    return Searched(branching.stages, branching.value, bound, method)
+
+
+def _search_peak(problem: Problem, single: Searched, max_states: int) -> Searched:
+    """Objectives that are M alone."""
+    limit = single.value / max(problem.form.peak_weight, 1e-300)
+    found = smallest_peak(problem, upper=limit, max_states=max_states)
+    value = problem.value_of(found.stages) if found.stages else math.inf
+    stages, best = (found.stages, value) if value < single.value else (single.stages, single.value)
+    return Searched(stages, best, best if found.exact else 0.0, "bisection over subsets")
+
+
+def _first_guess(branching: _Branching) -> None:
+    """A few beams under ever tighter limits on M: good values to beat."""
+    high = len(branching.values) - 1
+    for _ in range(FIRST_GUESSES):
+        found = branching.solve(0, high)
+        if not found.stages or high == 0:
+            break
+        peak = branching.problem.sums(found.stages)[1]
+        high = max(0, int(np.searchsorted(branching.values, peak * (1 - TOLERANCE))) // 2)
