@@ -23,7 +23,7 @@ _OTHER_WINDOWS = {
     "llama4": SlidingWindow(period=4),
     "smallthinker": SlidingWindow(period=4, dense_first=True),
 }
-_LLAMA4_CHUNK = 8192  # models/llama4.cpp: n_swa without a key
+_LLAMA4_CHUNK = 8192  # models/llama4.cpp
 _DEFAULT_WINDOW = {"gemma2": 4096, "llama4": _LLAMA4_CHUNK}
 _SHARED_CACHE_FROM = {"gemma3n": 20}  # models/gemma3n.cpp: n_layer_kv_from_start
 _STATE_BYTES = 4  # recurrent state is f32
@@ -60,6 +60,9 @@ class LayerFacts:
         heads = self.heads[index]
         if heads == 0:
             raise self.header.complaint(f"layer {index} attends, but '{self.key('attention.head_count')}' gives it no heads")
+        if not self.kv_heads[index] <= heads <= self.hidden_size:
+            message = f"layer {index} claims {heads} heads and {self.kv_heads[index]} key heads, of a width of {self.hidden_size}"
+            raise self.header.complaint(message)
         latent = self.integer("attention.kv_lora_rank", 0)
         if latent and self.integer("attention.key_length_mla", 0):
             key_dim = self.integer("attention.key_length", latent + self.integer("rope.dimension_count", 0))
@@ -100,6 +103,8 @@ class LayerFacts:
         entry = self.header.metadata.get(self.key("attention.sliding_window_pattern"))
         if size == 0 or (known is None and entry is None):
             return everything
+        if self.architecture == "llama4":
+            size = _LLAMA4_CHUNK  # llama.cpp takes no other, unless the key says 0
         if entry is not None and isinstance(entry.value, GgufArray):
             flags = self.integers("attention.sliding_window_pattern")
             return [size if flag else None for flag in flags]

@@ -7,6 +7,8 @@ from shardwise.model.description import ModelDescription
 from shardwise.model.families import FAMILIES, cut_points
 from shardwise.records import Record
 
+MAX_EVEN_PARTS = 1024  # nobody has more machines for one copy
+
 
 class SplitOption(Record):
     """One way to split. `max_parts` counts the machines that can take part; `even_parts` are sizes with equal shares."""
@@ -73,4 +75,4 @@ def _copies(model: ModelDescription) -> SplitOption:
 
 
 def _divisors(count: int, limit: int) -> tuple[int, ...]:
-    return tuple(n for n in range(2, min(count, limit) + 1) if count % n == 0)
+    return tuple(n for n in range(2, min(count, limit, MAX_EVEN_PARTS) + 1) if count % n == 0)
