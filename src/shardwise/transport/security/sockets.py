@@ -17,8 +17,8 @@ from shardwise.transport.security.keys import NodeKeys, check_public_key
 
 ZAP_DOMAIN = b"shardwise"
 # What one frame may hold. CURVE adds 33 bytes to it on the wire (flags 1, nonce 8, box 16, header 8).
-MAX_FRAME_BYTES = 960 * 1024
-MAX_FRAMES = 4096  # of one message: a receiver refuses more, so a message is at most 3.75 GiB
+MAX_FRAME_BYTES = 512 * 1024
+MAX_FRAMES = 4096  # of one message: a receiver refuses more, so a message is at most 2 GiB
 _CURVE_OVERHEAD_BYTES = 64
 
 
