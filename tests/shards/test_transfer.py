@@ -25,7 +25,7 @@ from shardwise.shards.progress import ProgressMeter, RateLimit, TransferProgress
 from shardwise.shards.store import ShardStore
 from shardwise.shards.transfer import CHUNK_BYTES, Transfer, TransferOptions, TransferReport
 from shardwise.shards.verification import ensure_verified
-from shardwise.shards.verify import verify_stage
+from shardwise.shards.verify import paths_in, verify_stage
 from tests.shards.conftest import SETTINGS
 
 KEY = b"k" * 32
@@ -90,7 +90,7 @@ def test_a_fetched_slice_is_the_packed_one(tiny: Path, packing: Packing, tmp_pat
         folder, _ = store.fetch(stage, [Peer(pieces_of_packing(packing))], key=KEY)
         for file in stage.files:
             assert (folder / file.name).read_bytes() == (tmp_path / "packed" / file.name).read_bytes()
-        assert not ensure_verified(folder, stage, KEY)
+        assert not ensure_verified(paths_in(folder, stage.files), stage, KEY, record_dir=folder)
 
 
 def test_the_models_own_file_gives_the_weights_and_the_peer_only_headers(tiny: Path, packing: Packing, tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from shardwise.shards.manifest import (
     MANIFEST_NAME,
     Manifest,
     SliceFile,
+    StageSlice,
     check_manifest,
     load_manifest,
     parse_manifest,
 )
 from shardwise.shards.packing import make_manifest, pack_model
 from shardwise.shards.verification import VerificationRecord, ensure_verified
-from shardwise.shards.verify import Mismatch, require_whole, verify_dir
+from shardwise.shards.verify import Mismatch, paths_in, require_whole, verify_dir
 from tests.shards.conftest import SETTINGS
 
 KEY = b"k" * 32
@@ -169,23 +170,27 @@ def test_not_canonical_is_refused(tiny: Path) -> None:
         parse_manifest(to_json(manifest, indent=1))
 
 
+def check(directory: Path, stage: StageSlice, key: bytes, *, paranoid: bool = False) -> bool:
+    return ensure_verified(paths_in(directory, stage.files), stage, key, record_dir=directory, paranoid=paranoid)
+
+
 # -- verify once ------------------------------------------------------------------------------------------------
 
 
 def test_the_second_start_reads_nothing_and_paranoid_reads_always(packed: Path) -> None:
     stage = load_manifest(packed).stages[0]
-    assert ensure_verified(packed, stage, KEY)
-    assert not ensure_verified(packed, stage, KEY)
-    assert ensure_verified(packed, stage, KEY, paranoid=True)
+    assert check(packed, stage, KEY)
+    assert not check(packed, stage, KEY)
+    assert check(packed, stage, KEY, paranoid=True)
 
 
 def test_a_changed_file_is_read_again_and_named(packed: Path) -> None:
     stage = load_manifest(packed).stages[0]
-    ensure_verified(packed, stage, KEY)
+    check(packed, stage, KEY)
     flip(packed / stage.weights, 8 * ((packed / stage.weights).stat().st_size - 100))
     os.utime(packed / stage.weights, ns=(1, 1))
     with pytest.raises(CorruptWeightsError) as caught:
-        ensure_verified(packed, stage, KEY)
+        check(packed, stage, KEY)
     details = caught.value.details
     assert stage.weights in details["file"]
     assert details["tensor"]
@@ -194,27 +199,27 @@ def test_a_changed_file_is_read_again_and_named(packed: Path) -> None:
 
 def test_paranoid_finds_what_time_and_size_hide(packed: Path) -> None:
     stage = load_manifest(packed).stages[0]
-    ensure_verified(packed, stage, KEY)
+    check(packed, stage, KEY)
     path = packed / stage.weights
     before = path.stat()
     flip(path, 8 * (before.st_size - 100))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not ensure_verified(packed, stage, KEY)  # the documented limit of the record
+    assert not check(packed, stage, KEY)  # the documented limit of the record
     with pytest.raises(CorruptWeightsError):
-        ensure_verified(packed, stage, KEY, paranoid=True)
+        check(packed, stage, KEY, paranoid=True)
 
 
 def test_records_of_other_nodes_and_forged_ones_count_for_nothing(packed: Path) -> None:
     stage = load_manifest(packed).stages[0]
-    ensure_verified(packed, stage, KEY)
-    assert ensure_verified(packed, stage, b"o" * 32)
+    check(packed, stage, KEY)
+    assert check(packed, stage, b"o" * 32)
     (record_path,) = packed.glob("0-10.verified.json")
     record = from_json(record_path.read_bytes(), VerificationRecord)
     for forged in (replace(record, signature="0" * 64), replace(record, content="0" * 64), replace(record, signature="")):
         record_path.write_bytes(to_json(forged))
-        assert ensure_verified(packed, stage, b"o" * 32)
+        assert check(packed, stage, b"o" * 32)
     record_path.write_bytes(b"garbage")
-    assert ensure_verified(packed, stage, b"o" * 32)
+    assert check(packed, stage, b"o" * 32)
 
 
 def test_a_folder_that_cannot_be_written_is_verified_every_time(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,5 +229,5 @@ def test_a_folder_that_cannot_be_written_is_verified_every_time(packed: Path, mo
         raise PermissionError(13, "read-only")
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    assert ensure_verified(packed, stage, KEY)
-    assert ensure_verified(packed, stage, KEY)
+    assert check(packed, stage, KEY)
+    assert check(packed, stage, KEY)

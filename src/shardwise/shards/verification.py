@@ -9,12 +9,14 @@ touched is read again; so is everything with `paranoid`, and with a record that 
 from __future__ import annotations
 
 import hmac
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 from shardwise.errors import UsageError
 from shardwise.records import Record, from_json, to_json
 from shardwise.shards.manifest import SliceFile, StageSlice
-from shardwise.shards.verify import OnProgress, require_whole, verify_files
+from shardwise.shards.verify import OnProgress, paths_in, require_whole, verify_files
 
 RECORD_NAME = "verified.json"
 
@@ -36,34 +38,45 @@ class VerificationRecord(Record):
 
 
 def ensure_verified(
-    directory: Path, stage: StageSlice, key: bytes, *, paranoid: bool = False, progress: OnProgress | None = None
+    paths: Mapping[str, Path],
+    stage: StageSlice,
+    key: bytes,
+    *,
+    record_dir: Path,
+    paranoid: bool = False,
+    progress: OnProgress | None = None,
 ) -> bool:
-    """Make sure that a stage's files are whole; returns whether they had to be read.
+    """Make sure that a stage's files (name -> path) are whole; returns whether they had to be read.
 
-    `key`: 32 secret bytes of this node, e.g. `NodeKeys.derive("verification")`.
+    `key`: 32 secret bytes of this node, e.g. `NodeKeys.derive("verification")`. The record is kept in `record_dir`.
     """
-    path = directory / f"{stage.start}-{stage.end}.{RECORD_NAME}"
-    wanted = _current(directory, stage)
-    if not paranoid and wanted is not None and _is_signed(path, wanted, key):
+    record_path = _record_path(record_dir, stage)
+    wanted = _current(paths, stage)
+    if not paranoid and wanted is not None and _is_signed(record_path, wanted, key):
         return False
-    require_whole(verify_files(directory, list(stage.files), progress=progress), directory)
+    found = verify_files(paths, stage.files, progress=progress)
+    require_whole(found, paths[stage.weights].parent)
     # The state from before the reading: a file that changes meanwhile must not count as verified.
-    if wanted is not None and wanted == _current(directory, stage):
-        write_record(path, wanted, key)
+    if wanted is not None and wanted == _current(paths, stage):
+        _write_record(record_path, wanted, key)
     return True
 
 
 def mark_verified(directory: Path, stage: StageSlice, key: bytes) -> None:
-    """Sign files whose every byte this process has just hashed while writing them."""
-    record = _current(directory, stage)
+    """Sign files in `directory` whose every byte this process has just hashed while writing them."""
+    record = _current(paths_in(directory, stage.files), stage)
     if record is not None:
-        write_record(directory / f"{stage.start}-{stage.end}.{RECORD_NAME}", record, key)
+        _write_record(_record_path(directory, stage), record, key)
 
 
-def write_record(path: Path, record: VerificationRecord, key: bytes) -> None:
+def _record_path(directory: Path, stage: StageSlice) -> Path:
+    return directory / f"{stage.start}-{stage.end}.{RECORD_NAME}"
+
+
+def _write_record(path: Path, record: VerificationRecord, key: bytes) -> None:
     """Write atomically; a folder that cannot be written only costs the next start a check."""
     signed = VerificationRecord(content=record.content, files=record.files, signature=_signature(record, key))
-    beside = path.with_name(f".{path.name}.part")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         beside.write_bytes(to_json(signed))
         beside.replace(path)
@@ -71,17 +84,17 @@ def write_record(path: Path, record: VerificationRecord, key: bytes) -> None:
         return
 
 
-def _current(directory: Path, stage: StageSlice) -> VerificationRecord | None:
+def _current(paths: Mapping[str, Path], stage: StageSlice) -> VerificationRecord | None:
     """The record that these files would have now; None where one is missing or has another size."""
-    files = [_look_at(directory, file) for file in stage.files]
+    files = [_look_at(paths[file.name], file) for file in stage.files]
     if any(file is None for file in files):
         return None
     return VerificationRecord(content=stage.slice_id, files=tuple(file for file in files if file is not None))
 
 
-def _look_at(directory: Path, file: SliceFile) -> VerifiedFile | None:
+def _look_at(path: Path, file: SliceFile) -> VerifiedFile | None:
     try:
-        stat = (directory / file.name).stat()
+        stat = path.stat()
     except OSError:
         return None
     if stat.st_size != file.num_bytes:

@@ -8,7 +8,7 @@ a mismatch. **Called by** `shardwise verify`, the worker before it maps its slic
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,17 +50,22 @@ def verify_dir(directory: str | Path, *, expected: str = "", progress: OnProgres
         return [
             Mismatch(file=name, tensor="", expected=str(found["expected"]), actual=str(found["actual"]), reason=error.message)
         ]
-    files = {file.name: file for stage in manifest.stages for file in stage.files}
-    return verify_files(directory, list(files.values()), progress=progress)
+    files = list({file.name: file for stage in manifest.stages for file in stage.files}.values())
+    return verify_files(paths_in(directory, files), files, progress=progress)
 
 
 def verify_stage(directory: Path, stage: StageSlice, *, progress: OnProgress | None = None) -> list[Mismatch]:
     """Check one stage's files."""
-    return verify_files(directory, list(stage.files), progress=progress)
+    return verify_files(paths_in(directory, stage.files), stage.files, progress=progress)
 
 
-def verify_files(directory: Path, files: list[SliceFile], *, progress: OnProgress | None = None) -> list[Mismatch]:
-    """Check these files."""
+def paths_in(directory: Path, files: Iterable[SliceFile]) -> dict[str, Path]:
+    """Name -> path of files in one folder."""
+    return {file.name: directory / file.name for file in files}
+
+
+def verify_files(paths: Mapping[str, Path], files: Sequence[SliceFile], *, progress: OnProgress | None = None) -> list[Mismatch]:
+    """Check these files; `paths` by their names."""
     total_bytes = sum(file.num_bytes for file in files)
     done_bytes = 0
 
@@ -70,12 +75,11 @@ def verify_files(directory: Path, files: list[SliceFile], *, progress: OnProgres
         if progress is not None:
             progress(done_bytes, total_bytes)
 
-    return [mismatch for file in files for mismatch in verify_file(directory, file, on_bytes)]
+    return [mismatch for file in files for mismatch in verify_file(paths[file.name], file, on_bytes)]
 
 
-def verify_file(directory: Path, file: SliceFile, on_bytes: Callable[[int], None] = lambda _: None) -> list[Mismatch]:
+def verify_file(path: Path, file: SliceFile, on_bytes: Callable[[int], None] = lambda _: None) -> list[Mismatch]:
     """Check one file."""
-    path = directory / file.name
     try:
         with path.open("rb", buffering=0) as source:
             size = path.stat().st_size

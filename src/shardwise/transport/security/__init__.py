@@ -21,6 +21,7 @@ from shardwise.transport.security.sockets import (
     secure_server,
     sender_key,
 )
+from shardwise.transport.security.state_dir import own_keys, state_dir
 from shardwise.transport.security.watch import HandshakeWatch
 
 __all__ = [
@@ -38,8 +39,10 @@ __all__ = [
     "SocketLimits",
     "check_public_key",
     "fingerprint",
+    "own_keys",
     "require_curve",
     "secure_client",
     "secure_server",
     "sender_key",
+    "state_dir",
 ]

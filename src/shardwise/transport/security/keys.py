@@ -78,11 +78,11 @@ class NodeKeys:
     @classmethod
     def load_or_make(cls, path: Path) -> NodeKeys:
         """The pair in `path`, made on first use."""
-        if path.exists():
-            return cls.load(path)
-        keys = cls.generate()
-        keys.save(path)
-        return keys
+        if not path.exists():
+            keys = cls.generate()
+            if write_private(path, KeyFile(kind="node", public=keys.public, secret=keys.secret), replace=False):
+                return keys
+        return cls.load(path)
 
     def save(self, path: Path) -> None:
         """Write with mode 0600, atomically."""

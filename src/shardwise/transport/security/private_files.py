@@ -23,8 +23,11 @@ R = TypeVar("R", bound=Record)
 MAX_FILE_BYTES = 16 * 2**20
 
 
-def write_private(path: Path, record: Record) -> None:
-    """Write atomically with mode 0600; missing parent folders are made with mode 0700."""
+def write_private(path: Path, record: Record, *, replace: bool = True) -> bool:
+    """Write atomically with mode 0600; missing parent folders are made with mode 0700.
+
+    Without `replace` a file that is there already stays, and the result is False.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -33,13 +36,20 @@ def write_private(path: Path, record: Record) -> None:
             out.write(to_json(record))
             out.flush()
             os.fsync(out.fileno())
-        os.replace(beside, path)
+        if replace:
+            os.replace(beside, path)
+        else:
+            os.link(beside, path)  # fails if somebody was faster
+    except FileExistsError:
+        return False
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise UsageError(
             f"cannot write a private file: {error.strerror}", where=str(path), hint="check the folder's owner and free space"
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return True
 
 
 def read_private(path: Path, kind: type[R]) -> R:

@@ -1,0 +1,25 @@
+"""Where a machine keeps its keys, for every room that needs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from shardwise.transport.security.keys import NodeKeys
+
+
+def state_dir() -> Path:
+    """`SHARDWISE_STATE`, or `shardwise` in the user's state folder; whether it exists or not."""
+    if own := os.environ.get("SHARDWISE_STATE"):
+        return Path(own)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "shardwise"
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "shardwise"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "shardwise"
+
+
+def own_keys() -> NodeKeys:
+    """This machine's key pair, made on first use."""
+    return NodeKeys.load_or_make(state_dir() / "node.key")
