@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 
 from shardwise.bench.agent_records import AgentJob, AgentWord
-from shardwise.bench.environment import iso_now, load_1min
+from shardwise.bench.environment import iso_now, load_1min, machine_s
 from shardwise.bench.parts import refine_offsets, stage_label, to_common_clock, token_parts
 from shardwise.bench.prompts import prompt_ids
 from shardwise.bench.result import (
@@ -101,6 +101,7 @@ class Agent:
         for _ in range(self._job.warm_up):
             self._users(case, min(8, case.output_tokens), ())
         self._deployment.stats(reset=True)
+        before_s = machine_s()
         started, start_s = iso_now(), _CLOCK.now_s()
         faults = [fault for name in case.faults for fault in self._job.faults[name]]
         users, events = self._users(case, case.output_tokens, tuple(faults))
@@ -115,6 +116,7 @@ class Agent:
             recoveries=tuple(_recovery(found) for found in self._deployment.recoveries),
             events=tuple(events),
             load_1min=load_1min(),
+            machine_s=round((before_s + machine_s()) / 2, 6),
             error=TrialError(type=type(failed).__name__, message=failed.one_line()) if failed else None,
         )
         return base if failed else self._with_figures(base, users)

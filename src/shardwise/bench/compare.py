@@ -1,24 +1,30 @@
 """`bench compare A B`: which figures differ, by how much, and whether that is more than noise. Pure.
 
-Each figure is compared over the repetitions of a case: ratio of medians with a bootstrap interval (95 %). A difference
-counts only when it leaves the noise, which is the larger of what the repetitions show and `NOISE_FLOOR` (what a busy
-home machine does to a median between two runs of the same thing); otherwise it is called noise. With several figures
-compared at once the interval is widened (Bonferroni), so that many cases do not make a false alarm likely.
+Each figure is compared over the repetitions of a case: ratio of medians with a bootstrap interval. A difference counts only
+when all of this holds, otherwise it is called noise:
+
+- every repetition of one side is beyond every one of the other;
+- it is larger than the two-sided t interval of the logarithms (1 % for all cases together, Bonferroni), with the larger of
+  the case's own spread and the spread pooled over all cases, because three repetitions may be alike by chance;
+- it is larger than `NOISE_FLOOR`, what a home machine does to a median between two runs of the same thing;
+- it is larger than one and a half times what the machine itself differs, as a fixed piece of computing beside each trial shows.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal
 
 from shardwise.bench.parts import Culprit, culprits
-from shardwise.bench.result import METRICS, Metric, PartSeries, ResultFile
-from shardwise.bench.stats import Interval, bootstrap_ratio, quantile
+from shardwise.bench.result import METRICS, Metric, PartSeries, ResultFile, TrialResult
+from shardwise.bench.stats import Interval, bootstrap_ratio, quantile, student_t_quantile
 from shardwise.records import Record
 
 NOISE_FLOOR = 0.10
 MIN_REPETITIONS = 3
+ALARM = 0.01  # chance that a comparison of two equal runs names any case, per metric
 Outcome = Literal["better", "worse", "noise", "unknown"]
 
 
@@ -62,17 +68,41 @@ def repeat_noise(samples: Sequence[float]) -> float:
     return (max(samples) - min(samples)) / middle if len(samples) > 1 and middle else 0.0
 
 
+class _Yardstick:
+    """What counts as noise for one metric: pooled over all cases of both runs."""
+
+    def __init__(self, pairs: dict[str, tuple[list[float], list[float]]]) -> None:
+        groups = [[math.log(v) for v in side if v > 0] for pair in pairs.values() for side in pair]
+        squares = [sum((v - statistics.fmean(group)) ** 2 for v in group) for group in groups if len(group) > 1]
+        self._df = sum(len(group) - 1 for group in groups if len(group) > 1)
+        self._pooled = math.sqrt(sum(squares) / self._df) if self._df else 0.0
+        self._share = 1.0 - ALARM / max(1, len(pairs)) / 2
+
+    def noise(self, old: list[float], new: list[float]) -> float:
+        """Half width of the t interval, as a share."""
+        own_df = len(old) + len(new) - 2
+        if own_df < 1 or min(*old, *new) <= 0:
+            return 0.0
+        squares = sum((math.log(v) - statistics.fmean(map(math.log, side))) ** 2 for side in (old, new) for v in side)
+        own = math.sqrt(squares / own_df)
+        spread, df = (own, own_df) if own > self._pooled else (self._pooled, self._df)
+        width = student_t_quantile(self._share, df) * spread * math.sqrt(1 / len(old) + 1 / len(new))
+        return math.expm1(min(width, 50.0))
+
+
 def compare(base: ResultFile, new: ResultFile, *, metrics: Sequence[Metric] = METRICS, floor: float = NOISE_FLOOR) -> Comparison:
     """Compare two runs, case by case."""
     base_cases, new_cases = base.cases(), new.cases()
     shared = [key for key in base_cases if key in new_cases]
-    num_looks = max(1, len(shared) * len(metrics))
-    differences = [
-        _difference(key, metric, base.samples(key, metric.name), new.samples(key, metric.name), floor, num_looks)
-        for key in shared
-        for metric in metrics
-        if base.samples(key, metric.name) and new.samples(key, metric.name)
-    ]
+    differences: list[Difference] = []
+    for metric in metrics:
+        pairs = {key: (base.samples(key, metric.name), new.samples(key, metric.name)) for key in shared}
+        pairs = {key: pair for key, pair in pairs.items() if pair[0] and pair[1]}
+        yardstick = _Yardstick(pairs)
+        for key, (old, fresh) in pairs.items():
+            drift = _machine_drift(base_cases[key], new_cases[key])
+            noise = max(floor, yardstick.noise(old, fresh), drift)
+            differences.append(_difference(key, metric, old, fresh, noise))
     worse = {d.case for d in differences if d.outcome == "worse" and d.metric.startswith("inter_token")}
     blamed = [(key, c) for key in shared if key in worse for c in culprits(pooled_parts(base, key), pooled_parts(new, key))]
     return Comparison(
@@ -95,15 +125,23 @@ def pooled_parts(result: ResultFile, key: str) -> list[PartSeries]:
     return [PartSeries(kind=kind, where=where, seconds=tuple(values)) for (kind, where), values in pooled.items()]  # type: ignore[arg-type]
 
 
-def _difference(key: str, metric: Metric, old: list[float], new: list[float], floor: float, num_looks: int) -> Difference:
-    confidence = 1.0 - 0.05 / num_looks
-    ratio = bootstrap_ratio(old, new, confidence=min(confidence, 0.9995))
-    noise = max(floor, repeat_noise(old), repeat_noise(new))
+def _machine_drift(old: Sequence[TrialResult], new: Sequence[TrialResult]) -> float:
+    """How much the machine itself differs between the two runs of a case, one and a half times, as a share."""
+    before, after = ([trial.machine_s for trial in side if trial.machine_s] for side in (old, new))
+    if not before or not after:
+        return 0.0
+    return math.expm1(1.5 * abs(math.log(quantile(after, 0.5) / quantile(before, 0.5))))
+
+
+def _difference(key: str, metric: Metric, old: list[float], new: list[float], noise: float) -> Difference:
+    ratio = bootstrap_ratio(old, new)
+    size = max(ratio.value, 1 / ratio.value) - 1 if ratio.value > 0 else math.inf
+    apart = max(old) < min(new) or max(new) < min(old)
     outcome: Outcome
-    if min(len(old), len(new)) < MIN_REPETITIONS:
-        outcome = "unknown" if abs(ratio.value - 1) > noise else "noise"
-    elif not math.isfinite(ratio.value) or ratio.low <= 1.0 <= ratio.high or abs(ratio.value - 1) <= noise:
+    if not math.isfinite(ratio.value) or size <= noise or not apart:
         outcome = "noise"
+    elif min(len(old), len(new)) < MIN_REPETITIONS:
+        outcome = "unknown"
     else:
         outcome = "worse" if (ratio.value > 1) == (metric.better == "lower") else "better"
     return Difference(

@@ -191,6 +191,7 @@ class TrialResult(Record):
     predicted: dict[str, Any] = {}
     error: TrialError | None = None
     load_1min: float = 0.0
+    machine_s: float = 0.0  # what a fixed piece of computing took beside the trial: how busy the machine was
 
     @property
     def gaps_s(self) -> list[float]:

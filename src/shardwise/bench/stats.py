@@ -10,6 +10,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from shardwise.records import Record
 
@@ -91,3 +92,24 @@ def ks_p_value(distance: float, n: int) -> float:
     scaled = (root + 0.12 + 0.11 / root) * distance
     total = sum((-1) ** (k - 1) * math.exp(-2.0 * (k * scaled) ** 2) for k in range(1, 101))
     return min(1.0, max(0.0, 2.0 * total)) if scaled > 0.2 else 1.0
+
+
+@cache
+def student_t_quantile(share: float, df: int) -> float:
+    """The value below which `share` (above 0.5) of Student's t lies; bisection over Simpson's rule, 1e-4 relative."""
+    scale = float(math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi))
+
+    def below(at: float) -> float:
+        steps = 400
+        width = at / steps
+        weights = (1 if i in (0, steps) else 4 if i % 2 else 2 for i in range(steps + 1))
+        total = math.fsum(w * (1 + (i * width) ** 2 / df) ** (-(df + 1) / 2) for i, w in enumerate(weights))
+        return float(0.5 + scale * total * width / 3)
+
+    low, high = 0.0, 1.0
+    while below(high) < share and high < 1e4:
+        high *= 2
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < share else (low, middle)
+    return high
