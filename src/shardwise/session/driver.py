@@ -20,7 +20,16 @@ from collections.abc import Callable
 import zmq
 
 from shardwise.clock import Clock, SystemClock
-from shardwise.errors import ContextFull, NetworkError, QueueFull, ReplyTimeout, ShardwiseError, UsageError, from_record
+from shardwise.errors import (
+    CompatibilityError,
+    ContextFull,
+    NetworkError,
+    QueueFull,
+    ReplyTimeout,
+    ShardwiseError,
+    UsageError,
+    from_record,
+)
 from shardwise.session.peers import DriverSettings, Peers
 from shardwise.session.request import GenerationRequest, Readiness
 from shardwise.session.session import OnEvent, Session
@@ -32,6 +41,7 @@ from shardwise.transport.messages import (
     Failure,
     Ping,
     Pong,
+    Progress,
     Ready,
     Sampled,
     Shutdown,
@@ -41,6 +51,7 @@ from shardwise.transport.messages import (
 from shardwise.transport.security.keys import NodeKeys
 
 IDLE_WAIT_S = 0.25
+REFILL_IMPOSSIBLE = "refill impossible"  # `Failure.where` of a stage that has not kept enough rows
 
 
 class SessionHandle:
@@ -82,6 +93,12 @@ class Driver:
         self.clock_offset_s: dict[int, float] = {}  # stage -> its clock minus ours
         self.last_token_s: float | None = None
         self.failure: ShardwiseError | None = None
+        self.num_stages = settings.num_stages
+        self.on_stage_lost: Callable[[int, ShardwiseError], None] | None = None  # set by whoever can recover
+        self.heard_s: dict[int, float] = {}  # stage -> our clock at its last sign of life
+        self.progress: dict[int, Progress] = {}
+        self.recovering = ""  # what is being done about a fault; sessions are held meanwhile
+        self._grade = "exact"
         self._best_trip_s: dict[int, float] = {}
         self._connected: set[int] = set()
         self._stats: dict[int, dict[int, Stats]] = {}
@@ -152,7 +169,7 @@ class Driver:
     @property
     def connected(self) -> bool:
         """Whether every stage has its neighbours."""
-        return len(self._connected) == self.settings.num_stages
+        return len(self._connected) == self.num_stages
 
     def stats(self, *, reset: bool = False, timeout_s: float = 10.0) -> list[Stats]:
         """The figures of all stages, in order."""
@@ -160,10 +177,8 @@ class Driver:
         self._stats[sequence] = {}
         self.call(lambda: self.peers.send_all(StatsRequest(sequence=sequence, reset=reset)))
         try:
-            self.wait_until(
-                lambda: len(self._stats[sequence]) == self.settings.num_stages, timeout_s, "asking the stages for figures"
-            )
-            return [self._stats[sequence][stage] for stage in range(self.settings.num_stages)]
+            self.wait_until(lambda: len(self._stats[sequence]) == self.num_stages, timeout_s, "asking the stages for figures")
+            return [self._stats[sequence][stage] for stage in range(self.num_stages)]
         finally:
             del self._stats[sequence]
 
@@ -171,8 +186,10 @@ class Driver:
         """Ready means that a token came through every stage within the last three probe intervals."""
         if self.failure is not None:
             return Readiness(ready=False, reason=self.failure.one_line())
+        if self.recovering:
+            return Readiness(ready=False, reason=self.recovering)
         if not self.connected:
-            share = len(self.peers.ready) / self.settings.num_stages
+            share = len(self.peers.ready) / self.num_stages
             return Readiness(ready=False, reason="stages are loading", loading_progress=share)
         age_s = None if self.last_token_s is None else self.clock.now_s() - self.last_token_s
         limit_s = 3 * (self.settings.probe_interval_s or float("inf"))
@@ -220,15 +237,14 @@ class Driver:
 
     def _handle(self, envelope: Envelope) -> None:
         message = envelope.message
+        self.heard_s[envelope.stage] = self.clock.now_s()
         match message:
             case Sampled():
                 self._on_token(message)
             case Ready():
                 self._on_ready(message)
             case Connected():
-                if message.epoch == self.peers.hello.epoch:
-                    self._connected.add(message.stage)
-                    self.peers.send(message.stage, Ping(sequence=0, sent_s=self.clock.now_s()))
+                self._on_connected(message)
             case Pong():
                 self._on_pong(message)
             case Stats():
@@ -236,6 +252,8 @@ class Driver:
                     self._stats[message.sequence][message.stage] = message
             case Failure():
                 self._on_failure(message)
+            case Progress():
+                self.progress[message.stage] = message
             case _:
                 pass  # Closed and KV states are of interest to recovery only
         with self._changed:
@@ -246,6 +264,46 @@ class Driver:
         self._connected.discard(ready.stage)
         if self.peers.complete:
             self.peers.connect_ring()
+
+    def _on_connected(self, message: Connected) -> None:
+        if message.epoch != self.peers.hello.epoch:
+            return
+        self._connected.add(message.stage)
+        self.peers.send(message.stage, Ping(sequence=0, sent_s=self.clock.now_s()))
+        if self.connected:
+            if self.recovering:
+                self._resume_sessions()
+            self._open_waiting()
+
+    # -- recovery -----------------------------------------------------------------------------------------------
+
+    def begin_recovery(self, cause: str, what: str, lost: tuple[int, ...], grade: str = "exact") -> int:
+        """Hold all sessions and fence the lost stages under a new epoch, which is returned. Driver's thread."""
+        self.recovering, self._grade = what, grade
+        for session in self.open_sessions.values():
+            session.interrupt(cause)
+        self.peers.set_epoch(self.peers.hello.epoch + 1)
+        self._connected.clear()
+        for stage in lost:
+            self.peers.drop(stage)
+            self.heard_s.pop(stage, None)
+        if not lost and self.peers.complete:  # only the connections are made anew
+            self.peers.connect_ring()
+        return self.peers.hello.epoch
+
+    def _resume_sessions(self) -> None:
+        """Every stage stands again: let the sessions go on where the driver's tokens end."""
+        what, self.recovering = self.recovering, ""
+        for session in list(self.open_sessions.values()):
+            session.epoch += 1
+            session.resumed(what, self._grade)
+            self._send_open(session, resume=self._grade == "exact")
+
+    def _send_open(self, session: Session, *, resume: bool) -> None:
+        try:
+            self.peers.send(0, session.opening(resume=resume, fast=self._grade == "fast"))
+        except NetworkError as error:
+            self._stage_lost(0, error)
 
     def _on_pong(self, pong: Pong) -> None:
         """Clock offset by the shortest of several round trips (Cristian's algorithm)."""
@@ -262,7 +320,7 @@ class Driver:
         self._open_waiting()
 
     def _open_waiting(self) -> None:
-        while self.waiting and self.connected and len(self.open_sessions) < self.settings.max_sessions:
+        while self.waiting and self.connected and not self.recovering and len(self.open_sessions) < self.settings.max_sessions:
             session = self.waiting.popleft()
             if not session.finished:
                 self.open_sessions[session.number] = session
@@ -270,10 +328,7 @@ class Driver:
 
     def open_on_stages(self, session: Session) -> None:
         """Open on stage 0; the message travels through the stages ahead of the session's rows."""
-        try:
-            self.peers.send(0, session.opening())
-        except NetworkError as error:
-            self._stage_lost(0, error)
+        self._send_open(session, resume=False)
 
     def _on_token(self, sampled: Sampled) -> None:
         session = self.open_sessions.get(sampled.session)
@@ -297,11 +352,19 @@ class Driver:
             self._stage_lost(failure.stage, error)
             return
         session = self.open_sessions.get(failure.session)
-        if session is not None and session.epoch == failure.epoch:
-            session.fail(error)
-            self.end(session, cancelled=False)
+        if session is None or session.epoch != failure.epoch:
+            return
+        if failure.where == REFILL_IMPOSSIBLE:  # what a neighbour kept is not enough: replay through all stages
+            session.epoch += 1
+            self._send_open(session, resume=False)
+            return
+        session.fail(error)
+        self.end(session, cancelled=False)
 
     def _stage_lost(self, stage: int, error: ShardwiseError) -> None:
+        if self.on_stage_lost is not None and not isinstance(error, CompatibilityError):
+            self.on_stage_lost(stage, error)
+            return
         self._connected.discard(stage)
         self.fail_all(error)
 

@@ -9,11 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwise.errors import ShardwiseError
+from shardwise.records import Record, replace
 from shardwise.session.request import GenerationRequest, Recovery, Token
 from shardwise.session.text import TextStream, Tokenizer
 from shardwise.transport.messages import OpenSession, Sampled
 
 OnEvent = Callable[["Token | ShardwiseError"], None]
+
+
+class Interruption(Record):
+    """A fault that holds a session up."""
+
+    cause: str
+    since_s: float
+    at_token: int
+    action: str = ""
+    grade: str = "exact"
 
 
 class Session:
@@ -30,6 +41,7 @@ class Session:
         self.finished = False
         self.submitted_s = submitted_s
         self.last_event_s = submitted_s
+        self._interrupted: Interruption | None = None
         self._tokenizer = tokenizer
         self._on_event = on_event
         self._text = TextStream(request.stop)
@@ -39,8 +51,8 @@ class Session:
         """Position of the next token to be sampled."""
         return len(self.request.prompt) + len(self.generated)
 
-    def opening(self, *, start_position: int = 0, fast: bool = False) -> OpenSession:
-        """The message that begins, or begins again, this session on a stage."""
+    def opening(self, *, start_position: int = 0, fast: bool = False, resume: bool = False) -> OpenSession:
+        """The message that begins, or begins again, this session on the stages."""
         request = self.request
         return OpenSession(
             session=self.number,
@@ -53,13 +65,39 @@ class Session:
             traced=request.traced,
             fast_replay=fast,
             start_position=start_position,
+            resume=resume,
         )
+
+    def interrupt(self, cause: str) -> None:
+        """A fault has stopped this session; the stall counts from its last token."""
+        if self._interrupted is None:
+            self._interrupted = Interruption(cause=cause, since_s=self.last_event_s, at_token=len(self.generated))
+
+    def resumed(self, action: str, grade: str) -> None:
+        """It was opened again by `action`; the next token ends the stall."""
+        if self._interrupted is not None:
+            self._interrupted = replace(self._interrupted, action=action, grade=grade)
+
+    def _end_stall(self, now_s: float) -> None:
+        stall = self._interrupted
+        if stall is not None:
+            self._interrupted = None
+            self.recoveries.append(
+                Recovery(
+                    at_token=stall.at_token,
+                    cause=stall.cause,
+                    action=stall.action,
+                    stall_s=now_s - stall.since_s,
+                    grade=stall.grade,
+                )
+            )
 
     def accept(self, sampled: Sampled, now_s: float) -> bool:
         """Take a token that is due and give it out; False for another epoch, a duplicate, or after the end."""
         if self.finished or sampled.epoch != self.epoch or sampled.position != self.next_position:
             return False
         self.generated.append(sampled.token)
+        self._end_stall(now_s)
         ends = sampled.finish == "stop"
         text = "" if ends else self._text.feed(self._tokenizer.token_bytes(sampled.token))
         reason = sampled.finish

@@ -41,6 +41,7 @@ class WorkerConfig(Record):
     public_key: str = ""  # "" = no encryption
     secret_key: str = ""
     allowed: tuple[AllowedPeer, ...] = ()
+    sent_log_bytes: int = 64 * 2**20  # of activations kept for refilling the next stage after a fault; 0 = none
     prefill_window: int = 4  # chunks that may be under way to the next stage
 
     def frame(self) -> bytes:

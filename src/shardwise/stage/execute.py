@@ -85,10 +85,20 @@ class Executor:
             visits=self._visits(items, times_s[0], times_s[2], sent_s, copy_s),
         )
         size = worker.links.to_next(step, payload, prefill=prefill)
+        self._keep(items, payload)
         worker.figures.copy.add(copy_s)
         if not prefill:
             worker.figures.decode_sent_bytes += size
             worker.figures.decode_steps_sent += len(items)
+
+    def _keep(self, items: list[Item], payload: memoryview) -> None:
+        """Log what was sent, segment by segment."""
+        row_bytes = len(payload) // sum(item.segment.num_tokens for item in items)
+        start = 0
+        for item in items:
+            end = start + item.segment.num_tokens * row_bytes
+            self._worker.sent_log.append(item.segment, payload[start:end])
+            start = end
 
     def _visits(self, items: list[Item], started_s: float, computed_s: float, sent_s: float, copy_s: float) -> tuple[Visit, ...]:
         """The trace so far and this stage's part of it, where a session asked for it."""
@@ -113,6 +123,8 @@ class Executor:
         for (item, session), logits_V in zip(wanted, logits_SV, strict=True):
             assert session.sampler is not None
             position = item.segment.position + item.segment.num_tokens
+            if position < len(session.history):
+                continue  # a row of a refill: its token is known
             choice = session.sampler.choose(logits_V, session.history, position)
             session.history.append(choice.token)
             sent_s = worker.clock.now_s()

@@ -12,7 +12,8 @@ from shardwise.errors import CompatibilityError
 from shardwise.records import replace
 from shardwise.stage.config import WorkerConfig
 from shardwise.transport.channel import Inbox, Outbox
-from shardwise.transport.messages import AnyMessage, Connect, Connected, Failure, OpenSession, Taken
+from shardwise.transport.handshake import Hello
+from shardwise.transport.messages import AnyMessage, Connect, Connected, Failure, OpenSession, Taken, Wanted
 from shardwise.transport.security.allow_list import AllowList
 from shardwise.transport.security.authenticator import Authenticator
 from shardwise.transport.security.keys import NodeKeys
@@ -45,6 +46,11 @@ class Links:
         return Authenticator(self._context, allowed)
 
     @property
+    def hello(self) -> Hello:
+        """What this worker holds now."""
+        return self._hello
+
+    @property
     def address(self) -> str:
         """What others connect to."""
         host = self._config.advertise_host
@@ -62,6 +68,7 @@ class Links:
         """Take new neighbours; the old connections are dropped."""
         self._hello = replace(self._hello, epoch=message.epoch)
         self.inbox.set_hello(self._hello)
+        self._driver.greet(self._hello)
         self._next = self._replace(self._next, message.next_address, message.next_key)
         self._first = self._replace(self._first, message.first_address, message.first_key)
         self._under_way = 0
@@ -78,12 +85,15 @@ class Links:
         return outbox
 
     def read_replies(self) -> list[AnyMessage]:
-        """Read welcomes, refusals and acknowledgements; returns what the driver should hear."""
+        """Read welcomes, refusals, acknowledgements; returns what the worker should handle or the driver should hear."""
         out: list[AnyMessage] = []
         for outbox in (self._driver, self._next, self._first):
             try:
-                while outbox is not None and outbox.receive() is not None:
-                    self._under_way = max(0, self._under_way - 1)
+                while outbox is not None and (message := outbox.receive()) is not None:
+                    if isinstance(message, Wanted):
+                        out.append(message)
+                    else:
+                        self._under_way = max(0, self._under_way - 1)
             except CompatibilityError as error:
                 out.append(self._refused(error))
         if self._announce is not None and all(o is None or o.welcomed for o in (self._next, self._first)):

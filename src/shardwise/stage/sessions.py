@@ -22,6 +22,7 @@ class StageSession:
     next_position: int
     history: list[int] = field(default_factory=list)  # last stage only: all tokens so far
     sampler: Sampler | None = None  # last stage only
+    upstream: bytes = b""  # routing id of the predecessor, for `Wanted`
 
     @property
     def num_generated(self) -> int:

@@ -21,10 +21,13 @@ from shardwise.errors import PeerClosed, ShardwiseError, UsageError
 from shardwise.stage.batcher import Batcher, Item
 from shardwise.stage.config import WorkerConfig
 from shardwise.stage.execute import Executor
+from shardwise.stage.heart import Heart
 from shardwise.stage.kv_requests import answer_export, import_state
 from shardwise.stage.links import Links
 from shardwise.stage.llama.backend import LlamaCppBackend
 from shardwise.stage.llama.sampling import Sampler
+from shardwise.stage.resume import adopt, continue_from, on_wanted
+from shardwise.stage.sent_log import SentLog
 from shardwise.stage.sessions import SessionTable, StageSession
 from shardwise.stage.stats import WorkerFigures, memory_bytes, peak_memory_bytes
 from shardwise.transport.channel import Envelope
@@ -38,6 +41,8 @@ from shardwise.transport.messages import (
     OpenSession,
     Ping,
     Pong,
+    Progress,
+    ProgressRequest,
     Ready,
     Sampled,
     Segment,
@@ -45,6 +50,7 @@ from shardwise.transport.messages import (
     Stats,
     StatsRequest,
     Step,
+    Wanted,
 )
 
 IDLE_WAIT_S = 1.0
@@ -65,7 +71,9 @@ class StageWorker:
         self.batcher = Batcher(num_stages=config.num_stages, max_rows=self.backend.max_rows, deterministic=config.deterministic)
         self.figures = WorkerFigures()
         self.queued: dict[int, int] = {}  # session -> position after the last queued row
+        self.sent_log = SentLog(config.sent_log_bytes)
         self.executor = Executor(self)
+        self.heart = Heart(config, context, self.clock)
         self._running = True
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -83,6 +91,7 @@ class StageWorker:
                 elif len(self.batcher):
                     self.links.wait(IDLE_WAIT_S)  # only prefill waits, and the next stage has no room for it
         finally:
+            self.heart.stop()
             self.backend.close()
             self.links.close()
 
@@ -92,8 +101,11 @@ class StageWorker:
         if wait:
             self.links.wait(IDLE_WAIT_S)
         waited_s = self.clock.now_s() - started_s
-        for connected in self.links.read_replies():
-            self.links.to_driver(connected)
+        for reply in self.links.read_replies():
+            if isinstance(reply, Wanted):
+                self._on_wanted(reply)
+            else:
+                self.links.to_driver(reply)
         while (envelope := self.links.inbox.receive()) is not None:
             self._handle(envelope)
         return waited_s
@@ -133,7 +145,7 @@ class StageWorker:
             case Sampled():
                 self._on_token(message)
             case OpenSession():
-                self._on_open(message)
+                self._on_open(message, envelope.peer)
             case CloseSession():
                 self._on_close(message)
             case Ping():
@@ -146,12 +158,16 @@ class StageWorker:
                         sessions=len(self.sessions),
                     )
                 )
+            case ProgressRequest():
+                positions = tuple((s.opened.session, s.next_position) for s in self.sessions.values())
+                self.links.to_driver(Progress(stage=self.config.stage, sequence=message.sequence, positions=positions))
             case StatsRequest():
                 self.links.to_driver(self._stats(message))
                 if message.reset:
                     self.figures = WorkerFigures()
             case Connect():
                 self.links.connect(message)
+                self.heart.set_hello(self.links.hello)
             case ExportKv():
                 answer_export(self, message)
             case KvState():
@@ -210,18 +226,20 @@ class StageWorker:
         self.queued[segment.session] = segment.position + segment.num_tokens
         self.batcher.add(item)
 
-    def _on_open(self, message: OpenSession) -> None:
+    def _on_open(self, message: OpenSession, peer: bytes) -> None:
         old = self.sessions.get(message.session)
-        if old is not None:
-            if old.opened.epoch >= message.epoch:
-                self.figures.num_duplicates += 1
-                return
-            self._forget(message.session, keep_positions=message.start_position)
+        if old is not None and old.opened.epoch >= message.epoch:
+            self.figures.num_duplicates += 1
+            return
         try:
-            session = self.sessions.open(message)
-            self.queued[message.session] = message.start_position
-            if not self.is_last:
-                self.links.forward(message)  # ahead of the rows, on the same connection: they never meet a stranger
+            if old is not None and message.resume:
+                adopt(self, old, message)
+                session = old
+            else:
+                self._forget(message.session)
+                session = self.sessions.open(message)
+                self.queued[message.session] = session.next_position
+            session.upstream = peer
             self._begin(session)
         except ShardwiseError as error:
             self._report(error, message.session, message.epoch)
@@ -231,11 +249,28 @@ class StageWorker:
         opened = session.opened
         if self.is_last:
             session.history = list(opened.tokens)
+            if session.sampler is not None:
+                session.sampler.close()
             generated = opened.tokens[opened.num_prompt :]
             session.sampler = Sampler(opened.sampling, self.backend.vocab, self.backend.vocab_size, generated)
-        if self.is_first:
-            for segment, tokens in prompt_segments(opened, self.config.settings.chunk_tokens):
-                self.enqueue(Item(segment, None, tokens, self.clock.now_s()))
+        else:
+            self.links.forward(opened)  # ahead of the rows, on the same connection: they never meet a stranger
+        if opened.resume:
+            if self.is_last:
+                continue_from(self, session)
+        elif self.is_first:
+            self.enqueue_tokens(opened)
+
+    def enqueue_tokens(self, opened: OpenSession) -> None:
+        """Stage 0: queue the session's tokens from `start_position` on."""
+        for segment, tokens in prompt_segments(opened, self.config.settings.chunk_tokens):
+            self.enqueue(Item(segment, None, tokens, self.clock.now_s()))
+
+    def _on_wanted(self, message: Wanted) -> None:
+        try:
+            on_wanted(self, message)
+        except ShardwiseError as error:
+            self._report(error, message.session, message.epoch)
 
     def _on_close(self, message: CloseSession) -> None:
         found = self.sessions.get(message.session)
@@ -243,14 +278,15 @@ class StageWorker:
             self._forget(message.session)
         self.links.to_driver(Closed(session=message.session, stage=self.config.stage))
 
-    def _forget(self, session: int, *, keep_positions: int = 0) -> None:
+    def _forget(self, session: int) -> None:
         found = self.sessions.close(session)
+        self.sent_log.forget(session)
         self.queued.pop(session, None)
         self.batcher.discard(lambda segment: segment.session != session)
         if found is not None:
             if found.sampler is not None:
                 found.sampler.close()
-            self.backend.rollback(found.slot, keep_positions)
+            self.backend.rollback(found.slot, 0)
 
     # -- reports ------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ raw payload. Nothing is ever unpickled; unknown tags, unknown fields and wrong t
     driver -> stages   Connect, OpenSession, CloseSession, StatsRequest, Ping, Shutdown, KV and checkpoint requests
     driver -> stage 0  OpenSession carries the prompt; stage 0 cuts it into chunks, and passes it on ahead of them
     stage  -> next     Step + activations [rows, hidden]
+    stage  -> previous Taken (backpressure), Wanted (after a fault)
     last   -> stage 0  Sampled (the ring) and, the same, to the driver
-    stages -> driver   Ready, Connected, Sampled, Stats, Pong, Failure, Closed
+    stages -> driver   Ready, Connected, Sampled, Stats, Pong, Beat, Progress, Failure, Closed
 
 Idempotence: every Step belongs to (session, epoch, position). A stage processes a position once per epoch; an earlier
 position is a duplicate and is dropped, a later one is a gap and is reported, never guessed.
@@ -122,6 +123,15 @@ class OpenSession(Message, tag="open"):
     traced: bool = False
     fast_replay: bool = False
     start_position: int = 0  # KV up to here is already in place (restored from a checkpoint)
+    resume: bool = False  # stages that know the session keep their KV; each asks its predecessor for what it lacks
+
+
+class Wanted(Message, tag="wanted"):
+    """A resumed stage to its predecessor: send the session's rows from `position` on again, and then go on."""
+
+    session: int
+    epoch: int
+    position: int
 
 
 class CloseSession(Message, tag="close"):
@@ -190,6 +200,28 @@ class Pong(Message, tag="pong"):
     sent_s: float
     now_s: float
     sessions: int = 0
+
+
+class Beat(Message, tag="beat"):
+    """A worker's heartbeat, from a thread of its own: it beats while the worker computes, and not while it sleeps."""
+
+    stage: int
+    sequence: int
+    now_s: float
+
+
+class ProgressRequest(Message, tag="progress?"):
+    """Ask where the sessions stand; answered between two steps."""
+
+    sequence: int
+
+
+class Progress(Message, tag="progress"):
+    """For every session of a stage: the next position it will compute."""
+
+    stage: int
+    sequence: int
+    positions: tuple[tuple[int, int], ...]  # (session, next position)
 
 
 class StatsRequest(Message, tag="stats?"):
@@ -276,6 +308,7 @@ AnyMessage = (
     Step
     | Sampled
     | OpenSession
+    | Wanted
     | CloseSession
     | Closed
     | Ready
@@ -284,6 +317,9 @@ AnyMessage = (
     | Taken
     | Ping
     | Pong
+    | Beat
+    | ProgressRequest
+    | Progress
     | StatsRequest
     | Stats
     | ExportKv

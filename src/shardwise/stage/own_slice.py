@@ -1,0 +1,129 @@
+"""What a worker does before it loads: get its slice, check it, and say in its own words what it holds.
+
+    SliceOrder -> (fetch what is missing into this node's store) -> verify -> StageFiles for the backend
+               -> Hello: digests from the manifest that was checked, versions from the libraries that are installed here
+
+**Promises** nothing is mapped whose every bit was not checked once on this node (`paranoid`: at every start), and the
+`Hello` is this side's truth, never an echo of the driver's. **Fails with** `CorruptWeightsError` (file, tensor, expected,
+actual), `NetworkError`, `UsageError` (disk space). **Called by** the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import zmq
+
+import shardwise
+from shardwise.records import Record, replace
+from shardwise.shards.manifest import Manifest, StageSlice
+from shardwise.shards.pieces import PieceSource, pieces_of_folder, pieces_of_model
+from shardwise.shards.slicing import StageFiles
+from shardwise.shards.stage_paths import paths_of, stage_files
+from shardwise.shards.store import ShardStore, default_store
+from shardwise.shards.transfer import TransferOptions
+from shardwise.shards.verification import ensure_verified
+from shardwise.shards.verify import paths_in
+from shardwise.transport.handshake import Hello
+from shardwise.transport.messages import PROTOCOL_VERSION
+from shardwise.transport.pieces import PeerPieces
+from shardwise.transport.security.keys import NodeKeys
+from shardwise.transport.security.state_dir import own_keys
+
+
+class PieceAddress(Record):
+    """A node that serves pieces."""
+
+    address: str
+    public_key: str
+
+
+class SliceOrder(Record):
+    """Which slice a worker must hold, and where it can be had."""
+
+    manifest: Manifest
+    paths: tuple[str, ...] = ()  # of the stage's files, in order, where they lie here already; empty = fetch
+    record_dir: str = ""  # where it is noted that `paths` were verified
+    paranoid: bool = False  # read every byte at every start
+    store: str = ""  # folder of this node's store; "" = the user's cache
+    model_files: tuple[str, ...] = ()  # the model's own files, where this node may have them
+    folders: tuple[str, ...] = ()  # packed folders that are mounted here
+    peers: tuple[PieceAddress, ...] = ()
+    peer_bytes_per_s: float | None = None
+
+
+@contextlib.contextmanager
+def own_slice(
+    order: SliceOrder, stage: int, context: zmq.Context[zmq.Socket[bytes]], keys: NodeKeys | None
+) -> Iterator[StageFiles]:
+    """Verified files of a stage; while the block runs they are not collected. `keys`: to ask peers with."""
+    wanted = order.manifest.stages[stage]
+    key = own_keys().derive("verification")
+    if order.paths:
+        paths = paths_of(wanted, order.paths)
+        ensure_verified(paths, wanted, key, record_dir=Path(order.record_dir), paranoid=order.paranoid)
+        yield stage_files(order.manifest, stage, paths)
+        return
+    store = ShardStore(Path(order.store) if order.store else default_store())
+    with store.hold([wanted]):
+        folder = _fetched(store, order, wanted, key, context, keys)
+        paths = paths_in(folder, wanted.files)
+        ensure_verified(paths, wanted, key, record_dir=folder, paranoid=order.paranoid)
+        yield stage_files(order.manifest, stage, paths)
+
+
+def _fetched(
+    store: ShardStore,
+    order: SliceOrder,
+    wanted: StageSlice,
+    key: bytes,
+    context: zmq.Context[zmq.Socket[bytes]],
+    keys: NodeKeys | None,
+) -> Path:
+    found = store.find(wanted)
+    if found is not None:
+        return found
+    with contextlib.ExitStack() as stack:
+        sources: list[PieceSource] = [pieces_of_folder(Path(folder)) for folder in order.folders if Path(folder).is_dir()]
+        if order.model_files and all(Path(path).is_file() for path in order.model_files):
+            sources.append(pieces_of_model(order.manifest, [Path(path) for path in order.model_files]))
+        for peer in order.peers if keys is not None else ():
+            pieces = PeerPieces(context, peer.address, keys=keys, peer_public=peer.public_key)
+            sources.append(stack.enter_context(pieces))
+        options = TransferOptions(peer_bytes_per_s=order.peer_bytes_per_s)
+        return store.fetch(wanted, sources, key=key, options=options)[0]
+
+
+def own_hello(told: Hello, manifest: Manifest | None, backend: str, device: str) -> Hello:
+    """What this side holds. Deployment, epoch, node and stage are what it was started as; the rest is its own.
+
+    `backend` is `library.build_identity()`, `device` what it computes on.
+    """
+    own = replace(
+        told,
+        protocol_version=PROTOCOL_VERSION,
+        backend=backend,
+        device=device,
+        shardwise_version=shardwise.__version__,
+        platform=f"{platform.system()} {platform.machine()}",
+    )
+    return own if manifest is None else of_manifest(own, manifest)
+
+
+def of_manifest(hello: Hello, manifest: Manifest) -> Hello:
+    """The fields that a manifest decides."""
+    return replace(
+        hello,
+        manifest_digest=manifest.digest,
+        revision_digest=manifest.revision_digest,
+        tokenizer_digest=manifest.tokenizer_digest,
+        quantization_digest=manifest.quantization_digest,
+        quantization=manifest.quantization,
+        layers=manifest.layers,
+        wire_dtype=manifest.settings.wire_dtype,
+        context_tokens=manifest.settings.context_tokens,
+        kv_type=manifest.settings.kv_type,
+    )
