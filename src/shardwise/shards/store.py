@@ -36,6 +36,13 @@ SLICE_NAME = "slice.json"
 LOCK_TIMEOUT_S = 3600.0  # another process may be fetching the same slice
 
 
+def default_store() -> Path:
+    """`store` in `SHARDWISE_CACHE`, or in `shardwise` in the user's cache folder."""
+    own = os.environ.get("SHARDWISE_CACHE")
+    cache = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
+    return cache / "store"
+
+
 class Hold(Record):
     """Slices that a process uses."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import zmq
 
 import shardwise
+from shardwise.errors import CorruptWeightsError
 from shardwise.records import Record, replace
 from shardwise.shards.manifest import Manifest, StageSlice
 from shardwise.shards.pieces import PieceSource, pieces_of_folder, pieces_of_model
@@ -87,14 +88,27 @@ def _fetched(
     if found is not None:
         return found
     with contextlib.ExitStack() as stack:
-        sources: list[PieceSource] = [pieces_of_folder(Path(folder)) for folder in order.folders if Path(folder).is_dir()]
-        if order.model_files and all(Path(path).is_file() for path in order.model_files):
-            sources.append(pieces_of_model(order.manifest, [Path(path) for path in order.model_files]))
-        for peer in order.peers if keys is not None else ():
-            pieces = PeerPieces(context, peer.address, keys=keys, peer_public=peer.public_key)
-            sources.append(stack.enter_context(pieces))
+        sources = _local_sources(order)
+        if keys is not None:
+            for peer in order.peers:
+                pieces = PeerPieces(context, peer.address, keys=keys, peer_public=peer.public_key)
+                sources.append(stack.enter_context(pieces))
         options = TransferOptions(peer_bytes_per_s=order.peer_bytes_per_s)
         return store.fetch(wanted, sources, key=key, options=options)[0]
+
+
+def _local_sources(order: SliceOrder) -> list[PieceSource]:
+    """Folders and model files that are here; one that is not what it should be is passed over, the bytes come from elsewhere."""
+    sources: list[PieceSource] = []
+    for folder in map(Path, order.folders):
+        if folder.is_dir():
+            with contextlib.suppress(CorruptWeightsError):
+                sources.append(pieces_of_folder(folder))
+    files = [Path(path) for path in order.model_files]
+    if files and all(path.is_file() for path in files):
+        with contextlib.suppress(CorruptWeightsError):
+            sources.append(pieces_of_model(order.manifest, files))
+    return sources
 
 
 def own_hello(told: Hello, manifest: Manifest | None, backend: str, device: str) -> Hello:
