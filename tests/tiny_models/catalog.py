@@ -394,7 +394,7 @@ _UNUSUAL: dict[str, Spec] = {
         extra_expert=(("exp_probs_b.bias", (4,)),),
     ),
     "qwen2vl": Spec("qwen2vl", qkv_bias=True, keys=_SECTIONS),
-    "qwen35": DeltaNetSpec("qwen35", num_layers=8, ffn_norm=False, post_attn_norm=True, tied=True, keys=_SECTIONS),
+    "qwen35": DeltaNetSpec("qwen35", num_layers=12, ffn_norm=False, post_attn_norm=True, tied=True, keys=_SECTIONS),
     "qwen35moe": DeltaNetSpec(
         "qwen35moe",
         **_MOE,

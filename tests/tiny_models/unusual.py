@@ -71,14 +71,14 @@ class DeltaNetSpec(Spec):
     joint_beta_alpha: bool = False
 
     def metadata(self) -> dict[str, Any]:
-        return super().metadata() | {
+        return {
             "full_attention_interval": self.interval,
             "ssm.conv_kernel": 4,
             "ssm.inner_size": self.state * self.value_heads,
             "ssm.state_size": self.state,
             "ssm.time_step_rank": self.value_heads,
             "ssm.group_count": self.key_heads,
-        }
+        } | super().metadata()
 
     def _attention(self, index: int) -> Iterator[Tensor]:
         if (index + 1) % self.interval == 0:

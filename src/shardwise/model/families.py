@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.errors import UnsupportedModelError
-from shardwise.model.description import ModelDescription
+from shardwise.model.description import KvCost, ModelDescription
 from shardwise.records import Record
 
 
@@ -172,6 +172,7 @@ _SPECIAL = (
         architecture="llama4",
         sliding_window=SlidingWindow(period=4),
         cut_multiple=4,
+        min_layers=4,
         required_values={"interleave_moe_layer_step": (1, 2, 4)},
         refused_values={"attention.sliding_window": (0,)},
     ),
@@ -222,13 +223,15 @@ def cut_points(family: Family, num_layers: int) -> list[int]:
     return [cut for cut in range(family.cut_multiple, num_layers, family.cut_multiple) if least <= cut <= num_layers - least]
 
 
-ATTENTION, RECURRENT, OTHER = "attention", "recurrent", "other"  # kinds of layers
+# Kinds of layers: attention to everything, to a sliding window, a recurrent state instead, none of these.
+ATTENTION, WINDOWED, RECURRENT, OTHER = "attention", "sliding window", "recurrent", "other"
 
 
 def slice_problem(family: Family, start: int, end: int, num_layers: int, kinds: list[str] | None = None) -> str | None:
     """Why layers [start, end) cannot be a stage of their own, or None if they can.
 
-    `kinds` of all layers are looked at for hybrid models only (None: not judged).
+    `kinds` of all layers: llama.cpp aborts where it expects caches of two kinds and has layers for one only
+    (None: not judged).
     """
     if not 0 <= start < end <= num_layers:
         return f"layers {start} to {end} are not a part of a model of {num_layers} layers"
@@ -241,10 +244,10 @@ def slice_problem(family: Family, start: int, end: int, num_layers: int, kinds: 
             return f"{what} cannot be cut before layer {cut}"
     if end - start < family.min_layers or end - start in family.forbidden_lengths:
         return f"llama.cpp cannot run {end - start} layers of {what}"
-    if family.hybrid and kinds is not None:
-        missing = {ATTENTION, RECURRENT}.difference(kinds[start:end])
-        if missing:
-            return f"layers {start} to {end} of {what} include no {min(missing)} layer, without which llama.cpp fails"
+    needed = {ATTENTION, RECURRENT} if family.hybrid else {WINDOWED}
+    missing = needed.intersection(kinds or ()).difference((kinds or [])[start:end])
+    if missing:
+        return f"layers {start} to {end} of {what} include no {min(missing)} layer, without which llama.cpp fails"
     return None
 
 
@@ -255,5 +258,11 @@ def allowed_cuts(description: ModelDescription) -> list[int]:
 
 def allowed_stage(description: ModelDescription, start: int, end: int) -> bool:
     """Can layers [start, end) of a described model be a stage? A few architectures forbid some ranges between allowed cuts."""
-    kinds = [RECURRENT if layer.kv.state_bytes else ATTENTION if layer.kv.num_kv_heads else OTHER for layer in description.layers]
+    kinds = [_kind(layer.kv) for layer in description.layers]
     return slice_problem(require_proved(description.architecture), start, end, description.num_layers, kinds) is None
+
+
+def _kind(kv: KvCost) -> str:
+    if kv.state_bytes:
+        return RECURRENT
+    return OTHER if not kv.num_kv_heads else ATTENTION if kv.window_tokens is None else WINDOWED

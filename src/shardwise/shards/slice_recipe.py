@@ -23,6 +23,7 @@ from shardwise.model.families import (
     PER_LAYER_KEYS,
     PER_LAYER_PLAIN_KEYS,
     RECURRENT,
+    WINDOWED,
     Family,
 )
 from shardwise.model.gguf_header import GgufType, Scalar
@@ -76,16 +77,17 @@ def _changed_values(source: GgufSource, family: Family, start: int, end: int, nu
     window = _window_pattern(source, family, num_layers)
     if window is not None:
         out[source.own_key(PATTERN)] = (GgufType.BOOL, window[start:end])
-    kinds = layer_kinds(source, family, num_layers)
-    if family.recurrent_interval and kinds is not None:
+    kinds = layer_kinds(source, family, num_layers) if family.recurrent_interval else None
+    if kinds is not None:
         out[source.own_key(RECURRENT_KEY)] = (GgufType.BOOL, [kind == RECURRENT for kind in kinds[start:end]])
     return out
 
 
 def layer_kinds(source: GgufSource, family: Family, num_layers: int) -> list[str] | None:
-    """What each layer of a hybrid model is, as llama.cpp decides it; None for other models."""
+    """What each layer is, as llama.cpp decides it; None where all are the same."""
     if not family.hybrid:
-        return None
+        windows = _window_pattern(source, family, num_layers)
+        return None if windows is None else [WINDOWED if window else ATTENTION for window in windows]
     key = source.own_key(RECURRENT_KEY)
     if source.element_type(key) is not None:
         return [RECURRENT if x else ATTENTION for x in _per_layer(source, key, num_layers)]

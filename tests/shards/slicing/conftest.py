@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ import pytest
 from tests.tiny_models import make_tiny
 
 MakeTiny = Callable[..., Path]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def cheap_collections() -> Iterator[None]:
+    """Each backend that closes runs the garbage collector; what is there already need not be looked at each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
