@@ -83,14 +83,15 @@ STYLES: dict[str, tuple[Factory, dict[str, Any], dict[str, int]]] = {
 
 
 class Holder(nn.Module):
-    """Gives a lone module a name."""
+    """Gives a lone module a name, and its input a parameter before it, so that input gradients are compared too."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        self.before = nn.Parameter(torch.randn(models.WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x)
+        return self.inner(x * self.before if x.is_floating_point() else x)
 
 
 def style(rank: int, world: int, *, name: str, shares: list[float] | None, bias: bool, dtype: str = "float32") -> dict[str, Any]:

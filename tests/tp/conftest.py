@@ -14,6 +14,8 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
     groups: dict[int, Ranks] = {}
 
     def get(world: int) -> Ranks:
+        if world in groups and groups[world].broken:
+            groups.pop(world).close()
         if world not in groups:
             groups[world] = Ranks(world)
         return groups[world]

@@ -20,7 +20,9 @@ class Mlp(nn.Module):
 
 
 class FusedMlp(nn.Module):
-    """Gate and up in one projection; `second` adds a branch three times as wide, fused on both sides."""
+    """A narrow branch, a gate and an up of another width in one projection; narrow and gated joined on the way out."""
+
+    _tp_local_attributes = ("narrow", "wide")
 
     def __init__(self, bias: bool = True, wide: int = 1) -> None:
         super().__init__()
@@ -28,25 +30,10 @@ class FusedMlp(nn.Module):
         self.proj_in = nn.Linear(WIDTH, self.narrow + 2 * self.wide, bias=bias)
         self.proj_in._tp_packed_col_blocks = [self.narrow, self.wide, self.wide]
         self.proj_out = nn.Linear(self.narrow + self.wide, WIDTH, bias=bias)
-        self.proj_out._tp_packed_row_blocks = [self.narrow, self.wide]
-        self.blocks = (1, wide, wide)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.proj_in(x)
-        narrow = y.shape[-1] - 2 * self._local_wide(y)
-        a, gate, up = y.split([narrow, self._local_wide(y), self._local_wide(y)], -1)
+        a, gate, up = self.proj_in(x).split([self.narrow, self.wide, self.wide], -1)
         return self.proj_out(torch.cat([torch.tanh(a), F.silu(gate) * up], -1))
-
-    def _local_wide(self, y: torch.Tensor) -> int:
-        # the local sizes follow from the rows that this rank holds
-        bound = self.proj_in.__dict__.get("_tp_shard")
-        if bound is None:
-            return self.wide
-        pieces = bound.shard.part.parts[bound.comm.rank]
-        return (
-            sum(p.length for p in pieces if p.start >= self.narrow + self.wide or p.start + p.length > self.narrow + self.wide)
-            or 0
-        )
 
 
 class GateUp(nn.Module):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ class RankFailed(AssertionError):
 class Ranks:
     """`world` processes; `run("tests.tp.cases:name", ...)` calls the function on all of them and gives the results by rank."""
 
-    def __init__(self, world: int, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, world: int, *, timeout_s: float = 30.0) -> None:
         self.world = world
+        self.broken = False
         self._folder = tempfile.TemporaryDirectory(prefix="tp-")
         store = Path(self._folder.name, "store")
         environment = os.environ | {
@@ -73,11 +75,31 @@ class Ranks:
         for rank in range(self.world):
             self.send(rank, case, **arguments)
         deadline = time.monotonic() + timeout_s
-        answers = [self.read(rank, max(1.0, deadline - time.monotonic())) for rank in range(self.world)]
-        for rank, answer in enumerate(answers):
+        results = []
+        for rank in self._in_order_of_answers(deadline):
+            answer = self.read(rank, 1.0)
             if "error" in answer:
+                self.kill()
                 raise RankFailed(f"rank {rank} of {self.world}: {answer['error']}\n{answer['trace']}")
-        return [answer["result"] for answer in answers]
+            results.append((rank, answer["result"]))
+        return [result for _, result in sorted(results, key=lambda pair: pair[0])]
+
+    def _in_order_of_answers(self, deadline: float) -> Iterator[int]:
+        """Ranks as they answer; the first to fail is the one to report."""
+        waiting = {process.stdout: rank for rank, process in enumerate(self.processes)}
+        while waiting:
+            ready, _, _ = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self.kill()
+                raise RankFailed(f"ranks {sorted(waiting.values())} gave no answer in time")
+            for pipe in ready:
+                yield waiting.pop(pipe)
+
+    def kill(self) -> None:
+        """End all ranks: after a failure their collectives no longer match."""
+        self.broken = True
+        for process in self.processes:
+            process.kill()
 
     def close(self) -> None:
         for process in self.processes:

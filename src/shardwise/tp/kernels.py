@@ -140,7 +140,8 @@ def _vocab(bound: BoundShard, module: nn.Module, args: tuple[Any, ...], kwargs: 
     local = bound.tables["local_index"][ids]
     mine = local >= 0
     if module.weight.shape[0] == 0:
-        y = module.weight.new_zeros((*ids.shape, module.weight.shape[1]))
+        # tied to the (empty) weight, so that this rank goes backward like the others
+        y = moves.touched(module.weight.new_zeros((*ids.shape, module.weight.shape[1])), module.weight)
     else:
         y = bound.call(module, local.clamp(min=0)) * mine.unsqueeze(-1)
     return leave(bound, y)

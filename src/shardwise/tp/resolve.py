@@ -175,20 +175,21 @@ class _Resolver:
         sizes = self._sizes_of_blocks(module or nn.Module(), match, size)
         roles = block_roles(match.name, len(sizes))
         parts = [self._part(match.name, block, role, unit) for block, role in zip(sizes, roles, strict=True)]
-        self._local_mlp_size(match.name, sizes, parts)
+        self._local_sizes(match.name, sizes, parts)
         return packed(parts)
 
-    def _local_mlp_size(self, path: str, sizes: list[int], parts: list[Partition]) -> None:
-        """Fused attention-and-MLP modules that cut their projection by their own `mlp_hidden_dim`."""
+    def _local_sizes(self, path: str, sizes: list[int], parts: list[Partition]) -> None:
+        """A module that cuts a fused projection by sizes of its own must see the local ones: known classes, and any parent
+        that names such attributes in `_tp_local_attributes`."""
         owner = self.heads.owner_of(path)
-        special = families.LOCAL_SIZE_CLASSES.get(type(self.modules[owner.path]).__name__) if owner else None
-        if owner is None or special is None:
-            return
+        parent = owner.path if owner else path.rpartition(".")[0]
+        module = self.modules[parent]
+        special = families.LOCAL_SIZE_CLASSES.get(type(module).__name__, {})
         known = {(change.path, change.name) for change in self.attributes}
-        for name in special["mlp"]:
-            old = getattr(self.modules[owner.path], name, None)
-            if old in sizes and (owner.path, name) not in known:
-                self.attributes.append(AttributeChange(owner.path, name, parts[sizes.index(old)].local_sizes))
+        for name in (*special.get("mlp", ()), *getattr(module, "_tp_local_attributes", ())):
+            old = getattr(module, name, None)
+            if old in sizes and (parent, name) not in known:
+                self.attributes.append(AttributeChange(parent, name, parts[sizes.index(old)].local_sizes))
 
     def _add(self, match: Match) -> None:
         module, style = self.modules[match.name], _fitted(self.modules[match.name], match.style)

@@ -114,7 +114,7 @@ for _style, _aliases in (
     (Style("split_sequence", leave="as_is", enter="split_rows"), ()),
     (Style("gather_sequence", leave="gather_rows"), ()),
     (Style("colwise_sequence", "out", "gather_rows", fits=_LINEAR), ()),
-    (Style("rowwise_sequence", "in", "as_is", "scatter_rows", kernel="row", fits=_LINEAR), ()),
+    (Style("rowwise_sequence", "in", "as_is", "scatter_rows", kernel="row", sum_grads=True, fits=_LINEAR), ()),
     (Style("moe_tp_experts", kernel="moe_tensor", fits=("experts",)), ()),
     (
         Style("expert_parallel", "expert", kernel="moe_expert", fits=("experts",)),
