@@ -32,7 +32,7 @@ def prompt(vocab_size: int, num_tokens: int = sum(PROMPT_CHUNKS)) -> npt.NDArray
 
 
 @contextmanager
-def reference_context(path: Path, settings: BackendSettings = SETTINGS) -> Iterator[tuple[Any, Any]]:
+def reference_context(path: Path, settings: BackendSettings) -> Iterator[tuple[Any, Any]]:
     """An unsharded llama.cpp context: (context, vocabulary size)."""
     api = library.load()
     library.choose_blas(settings.blas, "")
@@ -57,7 +57,7 @@ def reference_context(path: Path, settings: BackendSettings = SETTINGS) -> Itera
 def reference_logits(path: Path, chunks: Sequence[int] = PROMPT_CHUNKS, decode: int = DECODE_TOKENS) -> list[Floats]:
     """Logits of the last row of each prompt chunk, then of each greedily decoded token."""
     api = library.load()
-    with reference_context(path) as (context, vocab_size):
+    with reference_context(path, SETTINGS) as (context, vocab_size):
 
         def step(tokens: npt.NDArray[np.int32], position: int) -> Floats:
             batch = api.llama_batch_init(len(tokens), 0, 1)
