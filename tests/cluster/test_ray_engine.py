@@ -64,7 +64,7 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture(scope="module")
 def shared(home: Home) -> Iterator[RayEngine]:
-    engine = RayEngine(home.address, SECURITY)
+    engine = RayEngine(lambda: (home.address, SECURITY))
     yield engine
     engine.close()
 
@@ -94,12 +94,12 @@ class TestRayEngine(RealEngineContract):
 
 def test_a_wrong_token_is_refused(home: Home) -> None:
     with pytest.raises(AuthenticationFailed):
-        RayEngine(home.address, RaySecurity(token="0" * 64))
+        RayEngine(lambda: (home.address, RaySecurity(token="0" * 64)))
 
 
 def test_no_head_no_engine() -> None:
     with pytest.raises((ConnectFailed, NetworkError)):
-        RayEngine(RayAddress(head=f"{IP}:{free_port()}", own_ip=IP), SECURITY, attach_timeout_s=20)
+        RayEngine(lambda: (RayAddress(head=f"{IP}:{free_port()}", own_ip=IP), SECURITY), attach_timeout_s=20)
 
 
 def test_a_killed_broker_is_replaced_and_its_workers_end(home: Home, shared: RayEngine) -> None:

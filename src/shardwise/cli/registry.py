@@ -6,6 +6,7 @@ import typer
 
 from shardwise.cli.bench import app as bench
 from shardwise.cli.chat import chat
+from shardwise.cli.cluster import app as cluster
 from shardwise.cli.describe import describe
 from shardwise.cli.pack import pack
 from shardwise.cli.run import run
@@ -20,3 +21,4 @@ def register(app: typer.Typer) -> None:
     app.command("run", help="Generate once, streamed; then show where the time went.")(run)
     app.command("chat", help="A conversation.")(chat)
     app.add_typer(bench, name="bench")
+    app.add_typer(cluster, name="cluster")

@@ -18,6 +18,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import IO
 
 from shardwise.clock import SystemClock
@@ -47,10 +48,11 @@ _BROKER = ("-m", "shardwise.cluster.ray_engine.broker")
 class RayEngine:
     """Workers on the nodes of a Ray cluster. The machine that runs this must be one of them."""
 
-    def __init__(self, address: RayAddress, security: RaySecurity, *, attach_timeout_s: float = 60.0) -> None:
+    def __init__(self, where: Callable[[], tuple[RayAddress, RaySecurity]], *, attach_timeout_s: float = 60.0) -> None:
+        """`where` is asked before each attachment: a cluster may get another address or token."""
         require_supported_ray()
-        self._address = address
-        self._security = security
+        self._where = where
+        self._address, _ = where()
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._requests = itertools.count(1)
@@ -141,7 +143,13 @@ class RayEngine:
     def _keep_attached(self) -> None:
         pauses = itertools.chain(_REATTACH_AFTER_S, itertools.repeat(_REATTACH_AFTER_S[-1]))
         while not self._closed.is_set():
-            broker = _BrokerProcess(self._address, self._security)
+            try:
+                self._address, security = self._where()
+            except ShardwiseError as why:  # this machine has left the cluster
+                self._detached(why)
+                self._closed.wait(next(pauses))
+                continue
+            broker = _BrokerProcess(self._address, security)
             with self._lock:
                 self._broker = broker
             error = self._listen(broker)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -57,6 +59,19 @@ class RayPorts(Record):
     first_worker: int = 0
     last_worker: int = 0
 
+    def require_free(self, own_ip: str, *, head: bool) -> None:
+        """Raise `UsageError` for a port that something listens on: Ray would find out after half a minute."""
+        for port in filter(None, (self.head if head else 0, self.node_manager, self.object_manager)):
+            with socket.socket(socket.AF_INET6 if ":" in own_ip else socket.AF_INET) as trial:
+                if os.name == "posix":
+                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    trial.bind((own_ip, port))
+                except OSError as error:
+                    raise UsageError(
+                        f"port {port} cannot be used: {error.strerror}", where=own_ip, hint="choose others with --port"
+                    ) from error
+
     def arguments(self) -> list[str]:
         """For `ray start`."""
         out = ["--node-manager-port", str(self.node_manager), "--object-manager-port", str(self.object_manager)]
@@ -96,6 +111,7 @@ class Raylet:
 
     def __init__(self, settings: RayletSettings, security: RaySecurity) -> None:
         require_supported_ray()
+        settings.ports.require_free(settings.own_ip, head=not settings.join)
         self.settings = settings
         self._folder = Path(tempfile.mkdtemp(prefix="swray-"))  # short: Unix sockets live in it
         self._log: collections.deque[str] = collections.deque(maxlen=60)

@@ -1,0 +1,186 @@
+"""up, join, nodes, leave, down: the real program, real daemons, real Ray; each host is a state folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shardwise.cluster import lifecycle
+from shardwise.cluster.state import StateDir
+from shardwise.errors import CompatibilityError, UsageError
+from tests.cluster.engine_contract import tiny
+from tests.cluster.waiting import is_gone, wait_until
+
+PORTS = {"desk": 17700, "nas": 17800, "pi": 17900}
+
+
+class Hosts:
+    """Machines as state folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def state(self, host: str) -> StateDir:
+        return StateDir(self.folder / host)
+
+    def run(self, host: str, *command: str, code: int = 0, **environment: str) -> Any:
+        """`shardwise --json ...` on a host; its JSON."""
+        env = os.environ | {"SHARDWISE_STATE": str(self.folder / host)} | environment
+        full = [sys.executable, "-m", "shardwise.cli", "--json", *command]
+        done = subprocess.run(full, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stdout + done.stderr + self.log(host)
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def log(self, host: str) -> str:
+        log = self.state(host).log
+        return log.read_text() if log.exists() else ""
+
+    def states(self, host: str = "desk") -> dict[str, str]:
+        return {n.member.name: str(n.member.state) for n in lifecycle.nodes(self.state(host)).nodes}
+
+    def pids(self, host: str) -> list[int]:
+        """The daemon of a host and everything below it."""
+        known = self.state(host).load_daemon()
+        assert known is not None
+        daemon = psutil.Process(known.pid)
+        return [daemon.pid, *(p.pid for p in daemon.children(recursive=True))]
+
+    def end(self) -> None:
+        for host in (*PORTS, "other"):
+            known = self.state(host).load_daemon()
+            if known is not None and not is_gone(known.pid):
+                psutil.Process(known.pid).kill()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"))
+    yield hosts
+    hosts.end()
+
+
+@pytest.fixture(scope="module")
+def home(hosts: Hosts) -> Iterator[Hosts]:
+    """A coordinator and a node."""
+    made = hosts.run("desk", "cluster", "up", "--name", "desk", "--port", str(PORTS["desk"]), "--memory", "1 GiB")
+    hosts.run("nas", *made["join"].split()[1:], "--name", "nas", "--port", str(PORTS["nas"]), "--memory", "2 GiB")
+    yield hosts
+    pids = hosts.pids("desk") + (hosts.pids("nas") if hosts.state("nas").load_daemon() else [])
+    hosts.run("desk", "cluster", "down")
+    for pid in pids:
+        wait_until(lambda pid=pid: is_gone(pid), 20, f"{pid} is gone after down")
+    assert not hosts.state("desk").cluster.exists()
+    wait_until(lambda: not hosts.state("nas").cluster.exists(), 20, "the node heard of it")
+
+
+def test_both_are_ready_and_every_file_is_private(home: Hosts) -> None:
+    assert home.states() == {"desk": "ready", "nas": "ready"}
+    assert home.states("nas") == home.states("desk")
+    for host in ("desk", "nas"):
+        for path in home.state(host).folder.iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    table = subprocess.run(
+        [sys.executable, "-m", "shardwise.cli", "cluster", "nodes"],
+        env=os.environ | {"SHARDWISE_STATE": str(home.folder / "nas"), "COLUMNS": "150"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert "coordinator" in table
+    assert "2 GiB" in table
+
+
+def test_the_engine_of_the_cluster_works_from_any_machine(home: Hosts) -> None:
+    engine = lifecycle.attach(home.state("nas"))
+    try:
+        assert {i.name: i.memory_bytes for i in engine.node_infos()} == {"desk": 2**30, "nas": 2 * 2**30}
+        assert lifecycle.own_node(home.state("nas"), engine.node_infos()).name == "nas"
+        engine.start(tiny("w", "nas"))
+        assert lifecycle.num_workers_here(home.state("nas")) == 1
+        assert lifecycle.num_workers_here(home.state("desk")) == 0
+    finally:
+        engine.close()
+
+
+def test_up_again_only_invites_again(home: Hosts) -> None:
+    before = home.pids("desk")[0]
+    assert home.run("desk", "cluster", "up")["invite"] != home.run("desk", "cluster", "invite")["invite"]
+    assert home.pids("desk")[0] == before
+
+
+@pytest.mark.parametrize(
+    ("host", "command", "code", "words"),
+    [
+        ("desk", ["join", "nonsense"], 2, "this is not an invite"),
+        ("desk", ["leave"], 2, "the coordinator cannot leave"),
+        ("nas", ["down"], 2, "was made on another machine"),
+        ("nas", ["up"], 2, "is a node of 'home'"),
+        ("nas", ["invite"], 2, "only the machine that the cluster was made on"),
+        ("pi", ["nodes"], 2, "this machine is in no cluster"),
+        ("pi", ["up", "--interface", "eth99"], 2, "no usable interface or address 'eth99'"),
+        ("desk", ["revoke", "attic"], 2, "no node 'attic'"),
+    ],
+)
+def test_bad_commands_say_why(home: Hosts, host: str, command: list[str], code: int, words: str) -> None:
+    assert words in home.run(host, "cluster", *command, code=code)["error"]["message"]
+
+
+def test_a_used_invite_and_a_taken_port_leave_nothing_behind(home: Hosts) -> None:
+    invite = home.run("desk", "cluster", "invite")["invite"]
+    failed = home.run("pi", "cluster", "join", invite, "--port", str(PORTS["nas"]), "--name", "pi", code=2)
+    assert "port 17802 cannot be used" in failed["error"]["message"]
+    refused = home.run("pi", "cluster", "join", invite, "--port", str(PORTS["pi"]), code=4)
+    assert "does not take this invite" in refused["error"]["message"]
+
+
+def test_a_killed_raylet_comes_back_by_itself(home: Hosts) -> None:
+    raylet = next(p for p in psutil.process_iter() if p.pid in home.pids("nas") and p.name() == "raylet")
+    raylet.kill()
+    wait_until(lambda: home.states()["nas"] != "ready", 20, "the loss is seen")
+    wait_until(lambda: home.states()["nas"] == "ready", 60, "it is back")
+
+
+def test_a_killed_daemon_takes_everything_along_and_starts_again(home: Hosts) -> None:
+    pids = home.pids("nas")
+    os.kill(pids[0], signal.SIGKILL)
+    for pid in pids:
+        wait_until(lambda pid=pid: is_gone(pid), 20, f"{pid} is gone with its daemon")
+    wait_until(lambda: home.states()["nas"] == "suspect", 10, "silence is seen")
+    home.run("nas", "cluster", "start")
+    assert home.states()["nas"] == "ready"
+
+
+def test_leaving_is_for_good(home: Hosts) -> None:
+    invite = home.run("desk", "cluster", "invite")["invite"]
+    home.run("pi", "cluster", "join", invite, "--port", str(PORTS["pi"]), "--name", "nas", "--memory", "1 GiB")
+    assert home.states() == {"desk": "ready", "nas": "ready", "nas-2": "ready"}
+    assert home.run("pi", "cluster", "leave", "--drain", "--wait", "5") == {"left": True, "workers_ended": 0}
+    assert home.states()["nas-2"] == "gone"
+    with pytest.raises(UsageError):
+        lifecycle.nodes(home.state("pi"))
+
+
+def test_joining_the_same_host_twice_replaces_it(home: Hosts) -> None:
+    invite = home.run("desk", "cluster", "invite")["invite"]
+    home.run("nas", "cluster", "join", invite, "--name", "nas", "--port", str(PORTS["nas"]), "--memory", "2 GiB")
+    assert home.states()["nas"] == "ready"
+    assert list(home.states()).count("nas") == 1
+
+
+def test_versions_that_differ_are_refused_at_the_door(home: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    invite = home.run("desk", "cluster", "invite")["invite"]
+    other = {"python": "3.12.0", "ray": "2.60.0", "shardwise": "9", "llama": "0", "platform": "Linux x86_64"}
+    monkeypatch.setattr("shardwise.cluster.machine.own_versions", lambda: other)
+    with pytest.raises(CompatibilityError, match=r"Python is 3\.12"):
+        lifecycle.join(home.state("pi"), invite, lifecycle.JoinOptions(name="pi"))
+    assert not home.state("pi").cluster.exists()
