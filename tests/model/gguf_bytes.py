@@ -23,6 +23,8 @@ def value(kind: int, content: Any) -> bytes:
 
 
 def payload(kind: int, content: Any) -> bytes:
+    if content is None:
+        return b""  # of a type that does not exist
     if kind == STRING:
         return string(content)
     if kind == ARRAY:

@@ -194,6 +194,7 @@ def _with(**changes: tuple[int, Any]) -> bytes:
 
 FOUND = {
     "39 million key heads made `describe` look for their divisors": _with(llama__attention__head_count_kv=(I32, 39375740)),
+    "a key of 20,000 letters came back in the message": _with(**{"k" * 20_000: (99, None)}),
 }
 
 

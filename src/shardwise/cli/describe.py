@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from shardwise.cli.common import Output, output
@@ -81,7 +82,7 @@ def _summary(model: ModelDescription, kv_type: str) -> Table:
     active, total = active_params(model), model.num_params
     sparse = any(layer.experts for layer in model.layers)
     params = f"{format_count(total)}" + (f", of which a token meets {format_count(active)}" if sparse else "")
-    table.add_row("model", f"{model.name} ({model.architecture}, {model.quantization})")
+    table.add_row("model", escape(f"{model.name} ({model.architecture}, {model.quantization})"))
     table.add_row("weights", f"{params}; {format_bytes(model.weight_bytes)}" + _parts(model))
     table.add_row("layers", f"{model.num_layers} of width {model.hidden_size}, {model.num_heads} heads")
     table.add_row(
@@ -95,7 +96,7 @@ def _summary(model: ModelDescription, kv_type: str) -> Table:
     )
     table.add_row("KV cache", _kv_text(model, kv_type))
     table.add_row("context", f"{model.context_length} tokens")
-    table.add_row("tokenizer", _tokenizer_text(model))
+    table.add_row("tokenizer", escape(_tokenizer_text(model)))
     if model.revision_digest:
         table.add_row("revision", model.revision_digest)
     return table
@@ -168,7 +169,9 @@ def _keeps(layer: LayerDescription) -> str:
 def _tensor_table(model: ModelDescription) -> Table:
     table = Table("tensor", "shape", "quantization", "bytes", title="Tensors", title_justify="left")
     for tensor in model.all_tensors():
-        table.add_row(tensor.name, " x ".join(map(str, tensor.shape)), tensor.quantization, format_bytes(tensor.num_bytes))
+        table.add_row(
+            escape(tensor.name), " x ".join(map(str, tensor.shape)), tensor.quantization, format_bytes(tensor.num_bytes)
+        )
     return table
 
 

@@ -21,13 +21,14 @@ from shardwise.model.description import (
     WeightTensor,
 )
 from shardwise.model.gguf_attention import LayerFacts
-from shardwise.model.gguf_header import GgufArray, GgufHeader, read_gguf_header
+from shardwise.model.gguf_header import GgufArray, GgufHeader, brief, read_gguf_header
 from shardwise.model.identity import gguf_digest, tokenizer_digest
 from shardwise.model.layer_cost import build_layer, dominant_quantization
 from shardwise.model.quantization import file_type_labels
 from shardwise.model.split_files import PART_NAME, check_parts, part_paths
 
 _LAYER_NAME = re.compile(r"^blk\.(\d{1,9})\.(.+)$")
+_PLAIN_NAME = re.compile(r"^[\w.\-]{1,64}$")
 _NOT_LAYERED = {
     "clip": "the vision part of a model",
     "t5": "an encoder-decoder",
@@ -120,10 +121,12 @@ class _Groups:
 
 def _refuse_other_things(header: GgufHeader) -> None:
     architecture = header.text("general.architecture")
+    if not _PLAIN_NAME.match(architecture):
+        raise header.complaint("the key 'general.architecture' holds no name of an architecture")
     kind = header.text("general.type", "model")
     what = _NOT_LAYERED.get(architecture) or (None if kind == "model" else f"a file of type '{kind}'")
     if what is not None:
-        message = f"this is {what} ('{architecture}'), which cannot be split by layers"
+        message = brief(f"this is {what} ('{architecture}'), which cannot be split by layers")
         raise UnsupportedModelError(message, where=header.source.name, hint="name the file of the language model itself")
 
 
@@ -170,7 +173,7 @@ def _tokenizer(header: GgufHeader, vocab_size: int) -> TokenizerDescription:
         vocab_size = tokens.value.num_elements
     template = header.scalar("tokenizer.chat_template")
     return TokenizerDescription(
-        kind=header.text("tokenizer.ggml.model", ""),
+        kind=_printable(header.text("tokenizer.ggml.model", "")),
         vocab_size=vocab_size,
         digest=tokenizer_digest(header),
         chat_template=template if isinstance(template, str) else None,
@@ -202,7 +205,12 @@ def _agrees(label: str, present: set[str]) -> bool:
 def _name(header: GgufHeader) -> str:
     name = header.scalar("general.name")
     if isinstance(name, str) and name.strip():
-        return " ".join(name.split())[:200]
+        return _printable(name)
     file_name = Path(header.source.name).name
     match = PART_NAME.match(file_name)
     return match["stem"] if match else file_name.removesuffix(".gguf")
+
+
+def _printable(text: str) -> str:
+    """Text from a file on one line, without what would steer a terminal."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:200]

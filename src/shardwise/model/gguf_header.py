@@ -163,7 +163,12 @@ class GgufHeader:
 
     def complaint(self, message: str) -> MalformedModelError:
         """An error about this file."""
-        return MalformedModelError(message, where=self.source.name, hint="the file is damaged or made by a faulty tool")
+        return MalformedModelError(brief(message), where=self.source.name, hint="the file is damaged or made by a faulty tool")
+
+
+def brief(text: str, limit: int = 300) -> str:
+    """Names from a damaged file can have 64 KiB; an error is one line that can be read."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
 
 
 def read_gguf_header(path: str | Path | ByteSource) -> GgufHeader:
@@ -189,7 +194,7 @@ class _Cursor:
         self._buffer = bytearray()
 
     def fail(self, message: str) -> MalformedModelError:
-        return MalformedModelError(message, where=self.source.name, hint="the file is damaged; download it again")
+        return MalformedModelError(brief(message), where=self.source.name, hint="the file is damaged; download it again")
 
     def need(self, num_bytes: int, what: str) -> None:
         """Have `num_bytes` from the position in the buffer, or say what is cut off."""
@@ -344,7 +349,7 @@ def _place(cursor: _Cursor, info: tuple[str, tuple[int, ...], int, int], data_of
     kind = ggml_types().get(type_id)
     if kind is None:
         known = ", ".join(sorted(q.name for q in ggml_types().values()))
-        message = f"tensor {name!r} has the unknown quantization {type_id}"
+        message = brief(f"tensor {name!r} has the unknown quantization {type_id}")
         raise UnsupportedModelError(message, where=cursor.source.name, hint=f"known are {known}")
     try:
         num_bytes = tensor_bytes(shape, kind)
@@ -354,7 +359,7 @@ def _place(cursor: _Cursor, info: tuple[str, tuple[int, ...], int, int], data_of
         raise cursor.fail(f"tensor {name!r} lies at {offset}, which is no multiple of {alignment}")
     end = data_offset + offset + num_bytes
     if end > cursor.source.size_bytes:
-        message = f"the file has {cursor.source.size_bytes} bytes, but tensor {name!r} ends at byte {end}"
+        message = brief(f"the file has {cursor.source.size_bytes} bytes, but tensor {name!r} ends at byte {end}")
         raise MalformedModelError(message, where=cursor.source.name, hint="it is not complete: download it again")
     return GgufTensor(name, shape, type_id, kind.name, data_offset + offset, num_bytes)
 

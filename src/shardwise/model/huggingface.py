@@ -114,7 +114,7 @@ class _Groups:
         for index, header in enumerate(headers):
             for tensor in header.tensors:
                 if tensor.name in seen:
-                    raise MalformedModelError(f"the tensor {tensor.name!r} is in two files", where=header.source.name)
+                    raise MalformedModelError(f"the tensor {tensor.name[:200]!r} is in two files", where=header.source.name)
                 seen.add(tensor.name)
                 self._place(_weight(tensor, index))
         for index, tensors in enumerate(self.layers):

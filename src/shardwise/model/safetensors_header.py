@@ -56,7 +56,7 @@ def read_safetensors_header(source: ByteSource) -> SafetensorsHeader:
     ordered = sorted(tensors, key=lambda t: (t.offset_bytes, t.num_bytes))
     for before, after in pairwise(ordered):
         if before.offset_bytes + before.num_bytes > after.offset_bytes:
-            raise MalformedModelError(f"the tensors {before.name!r} and {after.name!r} overlap", where=source.name)
+            raise MalformedModelError(f"the tensors {before.name[:200]!r} and {after.name[:200]!r} overlap", where=source.name)
     return SafetensorsHeader(source, tuple(tensors), data_offset)
 
 
@@ -64,16 +64,16 @@ def _tensor(source: ByteSource, data_offset: int, name: str, entry: Any) -> Safe
     dtype, shape, offsets = _fields(source, name, entry)
     kind = quantizations().get(dtype)
     if kind is None or dtype not in DTYPES:
-        raise UnsupportedModelError(f"tensor {name!r} has the unknown dtype '{dtype}'", where=source.name)
+        raise UnsupportedModelError(f"tensor {name[:200]!r} has the unknown dtype '{dtype[:50]}'", where=source.name)
     count = 1
     for size in shape:
         count *= size
     start, end = offsets
     if end - start != -(-count * kind.block_bytes // kind.block_elements):
-        message = f"tensor {name!r} of shape {shape} and dtype {dtype} claims {end - start} bytes"
+        message = f"tensor {name[:200]!r} of shape {shape[:9]} and dtype {dtype} claims {end - start} bytes"
         raise MalformedModelError(message, where=source.name)
     if data_offset + end > source.size_bytes:
-        message = f"the file has {source.size_bytes} bytes, but tensor {name!r} ends at byte {data_offset + end}"
+        message = f"the file has {source.size_bytes} bytes, but tensor {name[:200]!r} ends at byte {data_offset + end}"
         raise MalformedModelError(message, where=source.name, hint="it is not complete: download it again")
     return SafeTensor(name, tuple(shape), dtype, data_offset + start, end - start)
 
