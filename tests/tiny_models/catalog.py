@@ -9,7 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tiny_models.spec import Spec
-from tests.tiny_models.unusual import DeltaNetSpec, Gemma4Spec, LatentSpec, MambaSpec, OnePartSpec, ShortConvSpec
+from tests.tiny_models.unusual import (
+    DeltaNetSpec,
+    Gemma4Spec,
+    LatentSpec,
+    MambaSpec,
+    OnePartSpec,
+    ParallelMambaSpec,
+    PureMambaSpec,
+    ShortConvSpec,
+)
 
 _WINDOW = {"attention.sliding_window": 16}
 _GPT_OSS_LAYER = (("attn_sinks.weight", (4,)),)
@@ -418,3 +427,60 @@ _UNUSUAL: dict[str, Spec] = {
     ),
 }
 SPECS |= _UNUSUAL
+
+_PROBS = (("exp_probs_b.bias", (4,)),)
+_SMALL: dict[str, Any] = {"num_layers": 20, "embd": 128, "expert_ff": 64}
+_SMALL_KEYS = {"expert_feed_forward_length": 64, "expert_gating_func": 2}
+_THIRD: dict[str, Spec] = {
+    "afmoe": Spec(
+        "afmoe",
+        **_MOE,
+        num_layers=12,
+        embd=288,
+        expert_ff=96,
+        shared_expert_ff=96,
+        leading_dense=2,
+        qk_norm="head",
+        post_attn_norm=True,
+        post_ffn_norm=True,
+        keys=_WINDOW | _SHARED | {"expert_feed_forward_length": 96, "leading_dense_block_count": 2},
+        extra_layer=(("attn_gate.weight", (288, 256)),),
+        extra_expert=_PROBS,
+    ),
+    "bitnet": Spec("bitnet", tied=True, extra_layer=(("attn_sub_norm.weight", (256,)), ("ffn_sub_norm.weight", (512,)))),
+    "cohere2moe": Spec(
+        "cohere2moe",
+        **_MOE,
+        num_layers=6,
+        rms_norm=False,
+        ffn_norm=False,
+        tied=True,
+        leading_dense=1,
+        shared_expert_ff=256,
+        keys=_WINDOW | _EXPERT_FF | _SHARED | {"logit_scale": 0.25, "leading_dense_block_count": 1},
+    ),
+    "exaone-moe": Spec(
+        "exaone-moe",
+        **_MOE,
+        num_layers=6,
+        qk_norm="head",
+        leading_dense=1,
+        shared_expert_ff=256,
+        keys=_WINDOW | _EXPERT_FF | _SHARED | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+        extra_expert=_PROBS,
+    ),
+    "falcon-h1": ParallelMambaSpec("falcon-h1"),
+    "mamba2": PureMambaSpec("mamba2", tied=True),
+    "qwen3vl": Spec(
+        "qwen3vl", qk_norm="head", tied=True, keys={"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 2}
+    ),
+    "qwen3vlmoe": Spec(
+        "qwen3vlmoe",
+        **_MOE,
+        qk_norm="head",
+        keys=_EXPERT_FF | {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
+    ),
+    "smallthinker": Spec("smallthinker", **_MOE, **_SMALL, keys=_WINDOW | _SMALL_KEYS),
+    "smallthinker/full": Spec("smallthinker", **_MOE, **_SMALL, keys=_SMALL_KEYS),
+}
+SPECS |= _THIRD

@@ -170,6 +170,38 @@ class MambaSpec(ByLayerSpec):
 
 
 @dataclass(frozen=True)
+class PureMambaSpec(MambaSpec):
+    """Mamba 2: mixers and nothing else."""
+
+    def metadata(self) -> dict[str, Any]:
+        return super().metadata() | {
+            "attention.head_count": 0,
+            "attention.head_count_kv": 0,
+            "feed_forward_length": 0,
+        }
+
+    def _layer(self, index: int) -> Iterator[Tensor]:
+        yield "attn_norm.weight", (self.embd,)
+        yield from self._recurrent()
+
+
+@dataclass(frozen=True)
+class ParallelMambaSpec(MambaSpec):
+    """Falcon-H1: attention and a mixer side by side in every layer."""
+
+    kv_heads_by_layer: tuple[int, ...] = (2, 2, 2, 2)
+
+    def metadata(self) -> dict[str, Any]:
+        return super().metadata() | {"attention.head_count_kv": 2}
+
+    def _layer(self, index: int) -> Iterator[Tensor]:
+        """This final norm of the mixer has no `.weight`, nor has the norm before the network."""
+        yield from self._recurrent()
+        for name, shape in super()._layer(index):
+            yield name.replace("ffn_norm.weight", "ffn_norm"), shape
+
+
+@dataclass(frozen=True)
 class OnePartSpec(MambaSpec):
     """Nemotron-H: each layer is a mixer, or attention, or a feed-forward network."""
 

@@ -35,6 +35,7 @@ class Family(Record):
     scales_input: bool = False  # multiplies token embeddings by sqrt(hidden size), but not embeddings given from outside
     output_node: str = "l_out"  # graph node that a layer's output is called, with "-<layer>" behind it
     input_node: str | None = None  # graph node to overwrite with a later slice's input, where llama.cpp changes its input
+    first_input_node: str | None = None  # the same for the first slice (None: `input_node`, where `token_batches`)
     token_batches: bool = False  # refuses embeddings from outside: feed token 0 and overwrite `input_node`, in every slice
     neutral_metadata: dict[str, float] = {}  # scalars that later slices carry instead, because they act on the input
     fixed_layer_counts: tuple[int, ...] = ()  # models with so many layers cannot be cut: the count changes the arithmetic
@@ -48,6 +49,7 @@ class Family(Record):
     recurrent_interval: int = 0  # llama.cpp's own pattern: every n-th layer has attention, the others a recurrent state
     hybrid: bool = False  # a slice needs layers of both kinds, with attention and with a recurrent state
     layers_of_one_part: bool = False  # a layer is attention, or recurrent, or a feed-forward network, not two of them
+    without_rows_of_images: bool = False  # `n_deepstack_layers` becomes 0 in later slices, and is no reason to refuse
     rope_factors_of_full_layers: bool = False  # `rope_freqs` belongs to layers without a window only
 
 
@@ -70,7 +72,8 @@ PER_LAYER_PLAIN_KEYS = frozenset({"xielu.alpha_n", "xielu.alpha_p", "xielu.beta"
 LEADING_LAYER_KEYS = frozenset({"leading_dense_block_count"})
 
 # Keys of models that take more than token embeddings (images): rows have another shape there ...
-REFUSED_KEYS = frozenset({"deepstack_mapping", "n_deepstack_layers"})
+DEEPSTACK = "n_deepstack_layers"
+REFUSED_KEYS = frozenset({"deepstack_mapping", DEEPSTACK})
 # ... or positions have, which llama.cpp fills in for batches of tokens only.
 REFUSED_WITHOUT_TOKENS = frozenset({"rope.dimension_sections"})
 
@@ -85,13 +88,16 @@ _DELTA_NET: dict[str, Any] = {
 
 _PLAIN = (
     "arcee",
+    "bitnet",
     "chatglm",
     "deepseek",
     "exaone",
     "falcon",
+    "falcon-h1",
     "hunyuan-dense",
     "hunyuan-moe",
     "llama",
+    "mamba2",
     "mistral3",
     "mpt",
     "olmo",
@@ -122,9 +128,28 @@ _WITH_OWN_HEAD = (
     "xverse",
 )
 
+# Text through a vision model: the images' extra rows stay zero, so later slices go without them.
+_DEEPSTACK: dict[str, Any] = {
+    "token_batches": True,
+    "input_node": "embd",
+    "first_input_node": "node_0",  # the looked-up rows, before they are padded
+    "without_rows_of_images": True,
+}
+
 _SPECIAL = (
+    Family(
+        architecture="afmoe",
+        sliding_window=SlidingWindow(period=4),
+        cut_multiple=4,
+        min_layers=4,
+        input_node="inp_embd_scaled",
+    ),
     Family(architecture="bloom", input_node="inp_norm-0"),
     Family(architecture="cohere2", sliding_window=SlidingWindow(period=4, requires_key=False)),
+    Family(
+        architecture="cohere2moe",
+        sliding_window=SlidingWindow(period=4, dense_first=True, requires_key=False),
+    ),
     Family(architecture="command-r", fixed_from_layers=64),
     Family(
         architecture="deepseek2",
@@ -134,6 +159,11 @@ _SPECIAL = (
     ),
     Family(architecture="ernie4_5"),
     Family(architecture="ernie4_5-moe", required_values={"interleave_moe_layer_step": (1,)}),
+    Family(
+        architecture="exaone-moe",
+        sliding_window=SlidingWindow(period=4, requires_key=False),
+        output_optional=False,
+    ),
     Family(architecture="exaone4", fixed_layer_counts=(64,)),
     Family(architecture="gemma", input_node="inp_scaled"),
     Family(
@@ -185,9 +215,17 @@ _SPECIAL = (
     Family(architecture="nemotron_h_moe", output_node="nemotron_h_block_out", hybrid=True, layers_of_one_part=True),
     Family(architecture="olmo2", sliding_window=SlidingWindow(period=4), output_optional=False),
     Family(architecture="qwen2vl", token_batches=True, input_node="embd"),
+    Family(architecture="qwen3vl", **_DEEPSTACK),
+    Family(architecture="qwen3vlmoe", **_DEEPSTACK),
     Family(architecture="qwen35", token_batches=True, input_node="model.input_embed", **_DELTA_NET),
     Family(architecture="qwen35moe", token_batches=True, input_node="model.input_embed", **_DELTA_NET),
     Family(architecture="qwen3next", **_DELTA_NET),
+    Family(
+        architecture="smallthinker",
+        sliding_window=SlidingWindow(period=4, dense_first=True),
+        cut_multiple=4,
+        forbidden_lengths=(4,),
+    ),
     Family(architecture="smollm3", cut_multiple=4),
     Family(architecture="starcoder", input_node="inpL"),
 )

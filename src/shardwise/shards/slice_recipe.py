@@ -18,6 +18,7 @@ from typing import Any
 
 from shardwise.model.families import (
     ATTENTION,
+    DEEPSTACK,
     LEADING_LAYER_KEYS,
     OTHER,
     PER_LAYER_KEYS,
@@ -69,6 +70,8 @@ def _changed_values(source: GgufSource, family: Family, start: int, end: int, nu
     for name, number in family.default_metadata.items():
         if not source.has(name):
             out[source.own_key(name)] = (GgufType.UINT32, number)
+    if start > 0 and family.without_rows_of_images and source.has(DEEPSTACK):
+        out[source.own_key(DEEPSTACK)] = (GgufType.UINT32, 0)
     if source.has(NEXTN):
         out[source.own_key(NEXTN)] = (GgufType.UINT32, 0)
     for name in LEADING_LAYER_KEYS:

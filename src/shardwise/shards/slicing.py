@@ -19,6 +19,7 @@ from pathlib import Path
 from shardwise.errors import UnsupportedModelError, UsageError
 from shardwise.model.families import (
     ATTENTION,
+    DEEPSTACK,
     RECURRENT,
     REFUSED_KEYS,
     REFUSED_WITHOUT_TOKENS,
@@ -151,6 +152,8 @@ def count_layers(source: GgufSource) -> int:
 
 def _refuse_unproved_variants(source: GgufSource, family: Family) -> None:
     refused = REFUSED_KEYS if family.token_batches else REFUSED_KEYS | REFUSED_WITHOUT_TOKENS
+    if family.without_rows_of_images:
+        refused = refused - {DEEPSTACK}
     found = [name for name in refused if source.has(name)]
     missing = [name for name in family.needs_keys if not source.has(name)]
     values = {name: source.header.scalar(source.own_key(name)) for name in family.required_values | family.refused_values}
@@ -213,11 +216,17 @@ def stage_files(
         embedding=embedding,
         architecture=source.architecture,
         input_scale=math.sqrt(hidden_size) if family.scales_input and start == 0 else 1.0,
-        input_node=family.input_node if start > 0 or family.token_batches else None,
+        input_node=_input_node(family, start),
         input_batch="tokens" if family.token_batches else "embeddings",
         output_node=f"{family.output_node}-{end - start - 1}",
         weight_bytes=weight_bytes,
     )
+
+
+def _input_node(family: Family, start: int) -> str | None:
+    if start > 0:
+        return family.input_node
+    return (family.first_input_node or family.input_node) if family.token_batches else None
 
 
 def _write_missing(jobs: list[_Job], source: GgufSource, directory: Path, progress: Progress | None) -> None:
