@@ -9,7 +9,8 @@ import pytest
 from shardwise.planner.cost_model import CostModel
 from shardwise.planner.objective import objective_forms
 from shardwise.planner.problem import build_problem
-from shardwise.planner.search_pareto import search
+from shardwise.planner.search_dp import Budget
+from shardwise.planner.search_pareto import search_forms
 from tests.planner.instances import BruteForce, random_request
 
 INSTANCES = {"latency": 1000, "bottleneck": 1000, "throughput": 300, "weighted": 200, "fit": 200}
@@ -21,16 +22,13 @@ def test_always_optimal(kind: str) -> None:
     for seed in range(INSTANCES[kind]):
         request = random_request(seed, kind)
         model = CostModel(request)
-        results = []
-        for form in objective_forms(request.workload, request.objective, len(model.units)):
-            problem = build_problem(model, form)
-            found = search(problem)
-            results.append(found)
-            assert found.optimal or not found.stages
-            if found.stages:
-                assert problem.value_of(found.stages) == found.value
-        value = min(r.value for r in results)
+        forms = objective_forms(request.workload, request.objective, len(model.units))
+        problems = [build_problem(model, form) for form in forms]
+        at, found = search_forms(problems, budget=Budget(math.inf))
+        if found.stages:
+            assert found.optimal
+            assert problems[at].value_of(found.stages) == found.value
         expected = BruteForce(request).best()
         infeasible += math.isinf(expected)
-        assert value == pytest.approx(expected, rel=1e-7), f"seed {seed}"
+        assert found.value == pytest.approx(expected, rel=1e-7), f"seed {seed}"
     assert infeasible < INSTANCES[kind] / 2

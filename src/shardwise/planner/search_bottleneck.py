@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from shardwise.planner.problem import Floats, Problem, Stage
-from shardwise.planner.search_dp import Found, SubsetSearch
+from shardwise.planner.search_dp import Budget, Found, SubsetSearch
 
 BEAM_STATES = 128
 
@@ -37,8 +37,8 @@ def _as_additive(problem: Problem) -> Problem:
 
 
 class _Feasibility:
-    def __init__(self, problem: Problem, max_states: int) -> None:
-        self.problem, self.max_states = _as_additive(problem), max_states
+    def __init__(self, problem: Problem, max_states: int, budget: Budget | None) -> None:
+        self.problem, self.max_states, self.budget = _as_additive(problem), max_states, budget
         self.exact = True
 
     def check(self, peak_limit: float) -> tuple[Stage, ...]:
@@ -51,18 +51,32 @@ class _Feasibility:
         return found.stages
 
     def _run(self, peak_limit: float, max_states: int) -> Found:
-        search = SubsetSearch(self.problem, peak_limit, upper=math.inf, max_states=max_states, any_will_do=True)
+        search = SubsetSearch(
+            self.problem, peak_limit, upper=math.inf, max_states=max_states, any_will_do=True, budget=self.budget
+        )
         return search.run()
 
 
-def smallest_peak(problem: Problem, *, upper: float = math.inf, max_states: int = 60_000) -> Found:
-    """The arrangement of two or more stages with the smallest M < `upper` (`Found.add` is M here)."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundPeak:
+    """The arrangement with the smallest M, its M, and a proven lower bound on M."""
+
+    stages: tuple[Stage, ...]  # empty where nothing was found
+    peak: float
+    bound: float
+    exact: bool
+
+
+def smallest_peak(
+    problem: Problem, *, upper: float = math.inf, max_states: int = 60_000, budget: Budget | None = None
+) -> FoundPeak:
+    """The arrangement of two or more stages with the smallest M < `upper`."""
     if problem.num_units < 2 or problem.num_layers < 2:
-        return Found((), math.inf, True)
+        return FoundPeak((), math.inf, math.inf, True)
     values = peak_values(problem)
     values = values[values < upper]
-    feasibility = _Feasibility(problem, max_states)
-    low, high = 0, len(values)
+    feasibility = _Feasibility(problem, max_states, budget)
+    low, high, proven = 0, len(values), 0
     best: tuple[Stage, ...] = ()
     while low < high:
         middle = (low + high) // 2
@@ -72,6 +86,9 @@ def smallest_peak(problem: Problem, *, upper: float = math.inf, max_states: int 
             high = min(middle, int(np.searchsorted(values, problem.sums(found)[1] * (1 - 1e-12))))
         else:
             low = middle + 1
+            proven = low if feasibility.exact else proven
+    bound = float(values[proven]) if proven < len(values) else upper
     if not best:
-        return Found((), math.inf, feasibility.exact)
-    return Found(best, problem.sums(best)[1], feasibility.exact)
+        return FoundPeak((), math.inf, bound, feasibility.exact)
+    peak = problem.sums(best)[1]
+    return FoundPeak(best, peak, peak if feasibility.exact else min(bound, peak), feasibility.exact)

@@ -33,6 +33,20 @@ class Found:
 
 
 @dataclass(slots=True)
+class Budget:
+    """How much a search may still do, in table cells; deterministic, unlike a clock."""
+
+    cells: float
+
+    @property
+    def spent(self) -> bool:
+        return self.cells <= 0
+
+
+CELLS_PER_S = 4e7  # on one core of a shared two-core server
+
+
+@dataclass(slots=True)
 class _Level:
     """All states with the same number of stages, sorted by (set, first, last)."""
 
@@ -80,7 +94,9 @@ class SubsetSearch:
         upper: float,
         max_states: int,
         any_will_do: bool = False,
+        budget: Budget | None = None,
     ) -> None:
+        self.budget = Budget(math.inf) if budget is None else budget
         self.problem, self.upper, self.max_states, self.any_will_do = problem, upper, max_states, any_will_do
         self.layers = problem.num_layers
         self.reach: Reach = problem.reach(peak_limit)
@@ -105,6 +121,10 @@ class SubsetSearch:
             if not len(level.masks):
                 break
             self.levels.append(level)
+            self.budget.cells -= float(level.best.size) * self.problem.num_units
+            if self.budget.spent:
+                self.exact = False
+                break
             level = self._extend(level, closing=stages >= self.problem.form.min_stages)
             if self.any_will_do and math.isfinite(self.best_value):
                 break
@@ -261,8 +281,15 @@ def _per_class(matrix: Floats, members: list[list[int]]) -> Floats:
     return out
 
 
-def smallest_add(problem: Problem, peak_limit: float, *, upper: float = math.inf, max_states: int = 60_000) -> Found:
+def smallest_add(
+    problem: Problem,
+    peak_limit: float,
+    *,
+    upper: float = math.inf,
+    max_states: int = 60_000,
+    budget: Budget | None = None,
+) -> Found:
     """The arrangement of two or more stages with the smallest A < `upper` and M <= `peak_limit`."""
     if problem.num_units < 2 or problem.num_layers < 2:
         return Found((), math.inf, True)
-    return SubsetSearch(problem, peak_limit, upper=upper, max_states=max_states).run()
+    return SubsetSearch(problem, peak_limit, upper=upper, max_states=max_states, budget=budget).run()

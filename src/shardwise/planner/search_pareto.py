@@ -7,8 +7,10 @@ meets the best value (best-first branch and bound on one number). Nothing fails:
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 from shardwise.planner.problem import Problem, Stage
 from shardwise.planner.search_bottleneck import peak_values, smallest_peak
 from shardwise.planner.search_bound import RemainingBound
-from shardwise.planner.search_dp import Found, smallest_add
+from shardwise.planner.search_dp import Budget, Found, smallest_add
 
 TOLERANCE = 1e-9
 BEAM_STATES = 256
@@ -61,8 +63,8 @@ class _Interval:
 class _Branching:
     """Best-first splitting of the range of M."""
 
-    def __init__(self, problem: Problem, incumbent: Searched, lowest: float) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, incumbent: Searched, lowest: float, budget: Budget) -> None:
+        self.problem, self.budget = problem, budget
         self.stages, self.value = incumbent.stages, incumbent.value
         self.exact, self.max_states = True, BEAM_STATES
         values = peak_values(problem) if problem.form.peak_weight > 0 else np.zeros(1)
@@ -73,7 +75,7 @@ class _Branching:
         """Smallest A with M <= values[high] that can still improve, M being at least values[low]."""
         upper = self.problem.form.add_limit(self.value * (1 - TOLERANCE), float(self.values[low]))
         limit = float(self.values[high]) if self.problem.form.peak_weight > 0 else math.inf
-        found = smallest_add(self.problem, limit, upper=upper, max_states=self.max_states)
+        found = smallest_add(self.problem, limit, upper=upper, max_states=self.max_states, budget=self.budget)
         if found.stages:
             value = self.problem.value_of(found.stages)
             if value < self.value:
@@ -112,6 +114,9 @@ class _Branching:
                 continue
             found = self.solve(interval.low, interval.high)
             if not found.exact:
+                if interval.low < interval.high and not self.budget.spent:
+                    self.split(interval)
+                    continue
                 self.exact = False
                 return interval.bound
             if found.stages:
@@ -123,33 +128,39 @@ class _Branching:
         return self.value
 
 
-def search(problem: Problem, *, max_states: int = EXACT_STATES) -> Searched:
-    """The best arrangement, one stage or many, with a bound."""
-    single = best_single(problem) if problem.form.min_stages <= 1 else Searched((), math.inf, math.inf, "")
+def search(problem: Problem, *, beat: float = math.inf, max_states: int = EXACT_STATES, budget: Budget | None = None) -> Searched:
+    """The best arrangement with a value below `beat`, one stage or many, with a bound; no stages where there is none."""
+    budget = Budget(math.inf) if budget is None else budget
+    single = Searched((), math.inf, math.inf, "enumeration")
+    if problem.form.min_stages <= 1:
+        single = best_single(problem)
     if problem.num_units < 2 or problem.num_layers < 2 or problem.form.max_stages < 2:
         return single
+    if single.value >= beat:
+        single = Searched((), beat, beat, "enumeration")
     if problem.form.add_weight == 0:
-        return _search_peak(problem, single, max_states)
+        return _search_peak(problem, single, max_states, budget)
     lowest = 0.0
     if problem.form.peak_weight > 0:
-        peak = smallest_peak(problem, max_states=max_states)
+        peak = smallest_peak(problem, max_states=max_states, budget=Budget(budget.cells / 4))
         if peak.exact and not peak.stages:
             return single
-        lowest = peak.add if peak.exact else 0.0
-    branching = _Branching(problem, single, lowest)
+        lowest = peak.bound
+    branching = _Branching(problem, single, lowest, budget)
     _first_guess(branching)
     bound = branching.run(max_states)
     method = "dynamic programming over subsets" + ("" if branching.exact else ", cut off")
     return Searched(branching.stages, branching.value, bound, method)
 
 
-def _search_peak(problem: Problem, single: Searched, max_states: int) -> Searched:
+def _search_peak(problem: Problem, single: Searched, max_states: int, budget: Budget) -> Searched:
     """Objectives that are M alone."""
     limit = single.value / max(problem.form.peak_weight, 1e-300)
-    found = smallest_peak(problem, upper=limit, max_states=max_states)
+    found = smallest_peak(problem, upper=limit, max_states=max_states, budget=budget)
     value = problem.value_of(found.stages) if found.stages else math.inf
     stages, best = (found.stages, value) if value < single.value else (single.stages, single.value)
-    return Searched(stages, best, best if found.exact else 0.0, "bisection over subsets")
+    bound = best if found.exact else min(best, found.bound * problem.form.peak_weight)
+    return Searched(stages, best, bound, "bisection over subsets")
 
 
 def _first_guess(branching: _Branching) -> None:
@@ -161,3 +172,17 @@ def _first_guess(branching: _Branching) -> None:
             break
         peak = branching.problem.sums(found.stages)[1]
         high = max(0, int(np.searchsorted(branching.values, peak * (1 - TOLERANCE))) // 2)
+
+
+def search_forms(problems: Sequence[Problem], *, budget: Budget) -> tuple[int, Searched]:
+    """The best over several forms of one objective (index of the problem, result); later ones must beat earlier ones."""
+    best, at, bounds = Searched((), math.inf, math.inf, ""), 0, []
+    for index in reversed(range(len(problems))):
+        share = Budget(budget.cells / (index + 1))
+        granted = share.cells
+        found = search(problems[index], beat=best.value, budget=share)
+        budget.cells -= granted - share.cells if math.isfinite(granted) else 0.0
+        bounds.append(found.bound)
+        if found.stages and found.value < best.value:
+            best, at = found, index
+    return at, dataclasses.replace(best, bound=min(best.value, *bounds))
