@@ -87,8 +87,9 @@ class MixFacts(Record):
 def parse_quantization(text: str) -> str | None:
     """The label in a description such as `Q40 weights, Q80 sync buffer`, `int8 (LLM.int8)`; None where there is none."""
     cleaned = _BUFFER.sub("", text.lower().replace("ud-", ""))
-    for match in _LABEL.finditer(cleaned):
-        label = _SYNONYMS.get(match[1].upper(), match[1].upper())
+    found = [match[1].upper() for match in _LABEL.finditer(cleaned)]
+    for word in sorted(found, key=lambda word: word.endswith("BIT")):  # "8-bit MXFP8" is MXFP8
+        label = _SYNONYMS.get(word, word)
         if label in LABELS:
             return label
     return None

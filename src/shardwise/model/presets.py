@@ -95,6 +95,8 @@ def find_preset(name: str, *, estimate_size: bool = False) -> Preset:
         return guess
     near = get_close_matches("-".join(words), [p.name for p in presets().values()], n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "see `shardwise describe --list-presets`"
+    if re.fullmatch(r"[\w.\-]+/[\w.\-]+", bare):
+        hint = f"for a model of the Hub write hf:{bare}; {hint}"
     raise UsageError(f"there is no model '{name}': no such file, and no preset of that name", hint=hint, field="MODEL")
 
 
