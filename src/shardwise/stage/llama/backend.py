@@ -22,6 +22,7 @@ from shardwise.shards.slicing import StageFiles
 from shardwise.stage.backend import BackendSettings, BatchSegment, Floats, MemoryFigures, StageOutput, Tokens
 from shardwise.stage.llama import library
 from shardwise.stage.llama.embedding import TokenEmbedding
+from shardwise.stage.llama.row_order import graph_order
 from shardwise.stage.llama.tap import LayerTap
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q4_0": 2, "bf16": 30}
@@ -141,8 +142,9 @@ class LlamaCppBackend:
 
     def forward(self, segments: list[BatchSegment], x_TH: Floats) -> StageOutput:
         rows = self._fill(segments, x_TH)
+        order = graph_order([s.num_tokens for s in segments], [s.slot for s in segments]) if len(segments) > 1 else None
         if self._tap is not None:
-            self._tap.begin(self._input_TH[:rows])
+            self._tap.begin(self._input_TH[:rows] if order is None else self._input_TH[order])
         code = self._api.llama_decode(self._context, self._batch)
         if code == 1:
             raise ContextFull("no room in the KV cache", where=f"slots {[s.slot for s in segments]}")
@@ -155,6 +157,8 @@ class LlamaCppBackend:
         out_TH = self._tap.take()
         if out_TH.shape != (rows, self._hidden):
             raise RemoteFailure(f"the graph gave {out_TH.shape} activations for {rows} rows", where=self.files.weights)
+        if order is not None:
+            out_TH = out_TH[np.argsort(order)]
         return StageOutput(activations_TH=out_TH)
 
     def _fill(self, segments: list[BatchSegment], x_TH: Floats) -> int:
