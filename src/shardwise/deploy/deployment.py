@@ -1,7 +1,8 @@
 """A running deployment: stage workers, the session driver, and what can be asked of them.
 
 **Promises** after `close` (or leaving the `with` block, or the end of this process, however it ends) no worker is left.
-**Fails when** a worker crashes: every session ends with `StageCrashed`, exit status and log tail.
+A worker that crashes, sleeps or is cut off is replaced and the sessions go on (`supervisor`). **Fails when** that is
+impossible or forbidden: every session ends with `SessionLost`.
 **Called by** `cli`, `server`, `bench`, and people who embed shardwise.
 """
 
@@ -16,18 +17,20 @@ from typing import Any
 
 import zmq
 
-from shardwise.cluster.engine import ClusterEngine
-from shardwise.deploy.options import RunOptions
+from shardwise.cluster.engine import ClusterEngine, WorkerSpec
+from shardwise.deploy.options import Placement, RunOptions
+from shardwise.deploy.supervisor import Supervisor
 from shardwise.deploy.tokenizer import LlamaTokenizer
 from shardwise.errors import ReplyTimeout, ShardwiseError, StageCrashed, UsageError
 from shardwise.model.description import ModelDescription
-from shardwise.records import Record
+from shardwise.records import Record, replace
 from shardwise.session.driver import Driver, SessionHandle
+from shardwise.session.recovery import Available, RecoveryPolicy
 from shardwise.session.request import GenerationRequest, Readiness, Recovery, Token
 from shardwise.shards.manifest import Manifest
+from shardwise.stage.config import WorkerConfig
 from shardwise.transport.messages import SamplingSettings, Stats
 
-WATCH_INTERVAL_S = 0.1
 TOKEN_TIMEOUT_S = 600.0
 
 
@@ -58,16 +61,20 @@ class Deployment:
         tokenizer: LlamaTokenizer,
         engine: ClusterEngine,
         driver: Driver,
-        worker_names: list[str],
+        configs: list[WorkerConfig],
+        places: list[Placement],
         context: zmq.Context[zmq.Socket[bytes]],
     ) -> None:
         self.model, self.manifest, self.options, self.tokenizer = model, manifest, options, tokenizer
         self.engine, self.driver = engine, driver
-        self.recoveries: list[Recovery] = []
-        self._names, self._context = worker_names, context
+        self._configs, self._places, self._context = configs, places, context
+        self._names = [worker_name(config.stage) for config in configs]
         self._closed = threading.Event()
-        self._watch = threading.Thread(target=self._watch_workers, name="worker-watch", daemon=True)
-        self._watch.start()
+        self.supervisor: Supervisor | None = None
+
+    def supervise(self, policy: RecoveryPolicy) -> None:
+        """Begin to watch the workers, once all are ready."""
+        self.supervisor = Supervisor(self.driver, self.engine, self, policy, self.driver.clock)
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -165,19 +172,30 @@ class Deployment:
             return ids
         return self.tokenizer.encode_chat([part for part in prompt if isinstance(part, dict)])
 
-    # -- ending -------------------------------------------------------------------------------------------------
+    # -- recovering ---------------------------------------------------------------------------------------------
 
-    def _watch_workers(self) -> None:
-        reported: set[str] = set()
-        while not self._closed.wait(WATCH_INTERVAL_S):
-            for index, name in enumerate(self._names):
-                status = self.engine.status(name)
-                if status.alive or name in reported:
-                    continue
-                reported.add(name)
-                if self._closed.wait(WATCH_INTERVAL_S):  # a last word of the worker may be on its way
-                    return
-                self.driver.fail_stage(index, crash_error(index, status.exit_status, status.log_tail))
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """Every recovery of every session so far, in the order in which the sessions went on."""
+        return list(self.driver.recoveries)
+
+    def worker_name(self, stage: int) -> str:
+        return self._names[stage]
+
+    def available(self, stage: int) -> Available:
+        """What there is to recover a stage with (`supervisor.Restarter`)."""
+        place = self._places[stage]
+        return Available(node=place.node, restart_s=max(s.load_s for s in self.stages) + 0.5)
+
+    def restart_stage(self, stage: int, epoch: int, node: str) -> None:
+        """Start a stage's worker anew (`supervisor.Restarter`)."""
+        config = self._configs[stage]
+        config = replace(config, hello=replace(config.hello, epoch=epoch))
+        place = replace(self._places[stage], node=node)
+        self.engine.stop(self._names[stage], grace_s=0.0)
+        self.engine.start(worker_spec(self._names[stage], config, place))
+
+    # -- ending -------------------------------------------------------------------------------------------------
 
     def close(self, drain_s: float = 0.0) -> None:
         """End everything: first wait up to `drain_s` for running sessions."""
@@ -187,7 +205,8 @@ class Deployment:
             with contextlib.suppress(ShardwiseError):  # what has not ended by then is cancelled
                 self.driver.wait_until(lambda: not self.driver.open_sessions and not self.driver.waiting, drain_s, "draining")
         self._closed.set()
-        self._watch.join(timeout=5)
+        if self.supervisor is not None:
+            self.supervisor.stop()
         self.driver.close()
         self.engine.close()
         self.tokenizer.close()
@@ -198,6 +217,16 @@ class Deployment:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def worker_name(stage: int) -> str:
+    """The name of a stage's worker within its deployment."""
+    return f"stage-{stage}"
+
+
+def worker_spec(name: str, config: WorkerConfig, place: Placement) -> WorkerSpec:
+    """What an engine needs to start a stage's worker."""
+    return WorkerSpec(name=name, node=place.node, config=config.frame(), device=place.device, prefix=place.prefix)
 
 
 def crash_error(stage: int, exit_status: int | None, log_tail: str) -> StageCrashed:

@@ -12,16 +12,17 @@ from typing import Any
 
 import zmq
 
-from shardwise.cluster.engine import ClusterEngine, WorkerSpec
+from shardwise.cluster.engine import ClusterEngine
 from shardwise.cluster.local import LocalEngine
-from shardwise.deploy.deployment import Deployment
+from shardwise.deploy.deployment import Deployment, crash_error, worker_name, worker_spec
 from shardwise.deploy.memory import require_memory
-from shardwise.deploy.options import RunOptions, main_quantization
+from shardwise.deploy.options import Placement, RunOptions, main_quantization
 from shardwise.deploy.slices import prepare_slices
 from shardwise.deploy.tokenizer import LlamaTokenizer
+from shardwise.errors import ReplyTimeout
 from shardwise.model.description import ModelDescription
 from shardwise.model.resolve import describe_model, resolve_model
-from shardwise.records import Record, replace
+from shardwise.records import replace
 from shardwise.session.driver import Driver
 from shardwise.session.peers import DriverSettings
 from shardwise.shards.manifest import Manifest
@@ -32,15 +33,6 @@ from shardwise.transport.handshake import Hello
 from shardwise.transport.security.keys import NodeKeys
 
 OnProgress = Callable[[str, float], None]  # what is being done, share done (0..1)
-
-
-class Placement(Record):
-    """Where one stage runs."""
-
-    node: str = ""
-    host: str = "127.0.0.1"  # its address as the other nodes see it
-    prefix: tuple[str, ...] = ()
-    device: str = "cpu"
 
 
 def launch_local(
@@ -92,32 +84,47 @@ def launch(
     )
     driver = Driver(settings, tokenizer, keys, context)
     chosen_engine = engine or LocalEngine()
-    names = [f"stage-{index}" for index in range(len(files))]
     configs = _worker_configs(description, manifest, options, files, places, driver, keys)
     deployment = Deployment(
         model=description,
         manifest=manifest,
         options=options,
         tokenizer=tokenizer,
-        engine=_started(chosen_engine, configs, names, places),
+        engine=_started(chosen_engine, configs, places),
         driver=driver,
-        worker_names=names,
+        configs=configs,
+        places=places,
         context=context,
     )
     try:
         driver.start()
-        _wait_ready(driver, len(files), options.start_timeout_s, say)
+        _wait_ready(deployment, options.start_timeout_s, say)
+        deployment.supervise(options.recovery)
     except BaseException:
         deployment.close()
         raise
     return deployment
 
 
-def _wait_ready(driver: Driver, num_stages: int, timeout_s: float, say: OnProgress) -> None:
-    for count in range(1, num_stages + 1):
-        driver.wait_until(lambda count=count: len(driver.peers.ready) >= count, timeout_s, "loading the stages")  # type: ignore[misc]
-        say("loading", count / num_stages)
-    driver.wait_until(lambda: driver.connected, timeout_s, "connecting the stages")
+def _wait_ready(deployment: Deployment, timeout_s: float, say: OnProgress) -> None:
+    """Until every stage has loaded and knows its neighbours; a worker that ends meanwhile is an error at once."""
+    driver, num_stages = deployment.driver, deployment.driver.num_stages
+    end_s = driver.clock.now_s() + timeout_s
+    told = -1
+    while not driver.connected:
+        if driver.clock.now_s() > end_s:
+            raise ReplyTimeout(f"the stages were not ready within {timeout_s:.0f} s", hint="raise --start-timeout")
+        if len(driver.peers.ready) != told:
+            told = len(driver.peers.ready)
+            say("loading", told / num_stages)
+        driver.wait_changed(0.1)
+        for stage in range(num_stages):
+            status = deployment.engine.status(worker_name(stage))
+            if not status.alive and driver.failure is None:
+                driver.wait_changed(0.3)  # its own last word says more
+                raise driver.failure or crash_error(stage, status.exit_status, status.log_tail)
+        if driver.failure is not None:
+            raise driver.failure
 
 
 def _listen(host: str) -> str:
@@ -178,6 +185,7 @@ def _worker_configs(
             hello=replace(driver.settings.hello, stage=index, node=place.node),
             wire_dtype=options.wire_dtype,
             deterministic=options.deterministic,
+            sent_log_bytes=options.sent_log_bytes,
             listen=_listen(place.host),
             advertise_host=place.host,
             driver_address=driver.address,
@@ -190,11 +198,11 @@ def _worker_configs(
     ]
 
 
-def _started(engine: ClusterEngine, configs: list[WorkerConfig], names: list[str], places: list[Placement]) -> ClusterEngine:
+def _started(engine: ClusterEngine, configs: list[WorkerConfig], places: list[Placement]) -> ClusterEngine:
     """Start all workers, at once."""
     try:
-        for name, place, config in zip(names, places, configs, strict=True):
-            engine.start(WorkerSpec(name=name, node=place.node, config=config.frame(), device=place.device, prefix=place.prefix))
+        for place, config in zip(places, configs, strict=True):
+            engine.start(worker_spec(worker_name(config.stage), config, place))
     except BaseException:
         engine.close()
         raise

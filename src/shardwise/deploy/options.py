@@ -8,12 +8,22 @@ from pathlib import Path
 from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.records import Record
+from shardwise.session.recovery import RecoveryPolicy
 
 WIRE_DTYPES = ("f32", "f16")
 KV_TYPES = ("f16", "q8_0")
 BLAS_CHUNK_TOKENS = 128  # where BLAS dequantizes the weights for every chunk, larger chunks pay (ADR 0003)
 PLAIN_CHUNK_TOKENS = 64
 BLAS_QUANTIZATIONS = frozenset({"Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "Q8_0", "IQ4_XS", "IQ3_S"})
+
+
+class Placement(Record):
+    """Where one stage runs."""
+
+    node: str = ""
+    host: str = "127.0.0.1"  # its address as the other nodes see it
+    prefix: tuple[str, ...] = ()
+    device: str = "cpu"
 
 
 class RunOptions(Record):
@@ -35,6 +45,8 @@ class RunOptions(Record):
     start_timeout_s: float = 120.0
     probe_interval_s: float = 10.0
     cache_dir: str = ""  # "" = the user's cache
+    recovery: RecoveryPolicy = RecoveryPolicy()
+    sent_log_bytes: int = 64 * 2**20  # of activations that a stage keeps to refill its neighbour after a fault
 
     def check(self, model: ModelDescription) -> None:
         """Raise `UsageError` for anything that cannot be; says what would."""

@@ -31,7 +31,7 @@ from shardwise.errors import (
     from_record,
 )
 from shardwise.session.peers import DriverSettings, Peers
-from shardwise.session.request import GenerationRequest, Readiness
+from shardwise.session.request import GenerationRequest, Readiness, Recovery
 from shardwise.session.session import OnEvent, Session
 from shardwise.session.text import Tokenizer
 from shardwise.transport.channel import Envelope
@@ -39,6 +39,7 @@ from shardwise.transport.messages import (
     CloseSession,
     Connected,
     Failure,
+    NewEpoch,
     Ping,
     Pong,
     Progress,
@@ -96,7 +97,9 @@ class Driver:
         self.num_stages = settings.num_stages
         self.on_stage_lost: Callable[[int, ShardwiseError], None] | None = None  # set by whoever can recover
         self.heard_s: dict[int, float] = {}  # stage -> our clock at its last sign of life
+        self.looked_s = 0.0  # our clock when everything that had arrived was last handled
         self.progress: dict[int, Progress] = {}
+        self.recoveries: list[Recovery] = []
         self.recovering = ""  # what is being done about a fault; sessions are held meanwhile
         self._grade = "exact"
         self._best_trip_s: dict[int, float] = {}
@@ -166,6 +169,11 @@ class Driver:
         """Stage -> how far its estimated clock offset can be off: half the shortest round trip."""
         return {stage: trip_s / 2 for stage, trip_s in self._best_trip_s.items()}
 
+    def wait_changed(self, timeout_s: float) -> None:
+        """Return when a message has been handled, or after `timeout_s`."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
     @property
     def connected(self) -> bool:
         """Whether every stage has its neighbours."""
@@ -197,10 +205,6 @@ class Driver:
             return Readiness(ready=False, reason="no token came through all stages lately", last_token_age_s=age_s)
         return Readiness(ready=True, last_token_age_s=age_s)
 
-    def fail_stage(self, stage: int, error: ShardwiseError) -> None:
-        """A stage's process is gone (from the engine's watch)."""
-        self.call(lambda: self._stage_lost(stage, error))
-
     def close(self) -> None:
         """End every session and worker; bounded."""
         if self._thread.is_alive():
@@ -223,6 +227,7 @@ class Driver:
                 self.fail_all(refusal)
             while (envelope := self.peers.receive()) is not None:
                 self._handle(envelope)
+            self.looked_s = self.clock.now_s()
             if self.connected and self.settings.probe_interval_s and self.clock.now_s() >= next_probe_s:
                 next_probe_s = self.clock.now_s() + self.settings.probe_interval_s
                 self._probe()
@@ -287,6 +292,7 @@ class Driver:
         for stage in lost:
             self.peers.drop(stage)
             self.heard_s.pop(stage, None)
+        self.peers.send_all(NewEpoch(epoch=self.peers.hello.epoch))
         if not lost and self.peers.complete:  # only the connections are made anew
             self.peers.connect_ring()
         return self.peers.hello.epoch
@@ -335,8 +341,11 @@ class Driver:
         if session is None:
             return
         self.last_token_s = self.clock.now_s()
-        if session.accept(sampled, self.last_token_s) and session.finished:
-            self.end(session, cancelled=False)
+        known = len(session.recoveries)
+        if session.accept(sampled, self.last_token_s):
+            self.recoveries += session.recoveries[known:]
+            if session.finished:
+                self.end(session, cancelled=False)
 
     def end(self, session: Session, *, cancelled: bool) -> None:
         """Free a session everywhere."""

@@ -110,6 +110,19 @@ class Peers:
                 refusals.append(error)
         return refusals
 
+    def read_refusals(self) -> list[CompatibilityError]:
+        """Workers that were turned away although they were expected: of this epoch, and of a stage that is not there yet."""
+        out: list[CompatibilityError] = []
+        while self.inbox.refusals:
+            refusal = self.inbox.refusals.popleft()
+            hello = refusal.hello
+            stale = any(difference.field == "epoch" for difference in refusal.refused.differences)
+            if hello is None or stale or hello.stage in self.ready or not 0 <= hello.stage < self._settings.num_stages:
+                continue
+            where = f"stage {hello.stage}" + (f" on {hello.node}" if hello.node else "")
+            out.append(refusal.refused.error(where=where))
+        return out
+
     def send(self, stage: int, message: AnyMessage, payload: bytes | None = None) -> None:
         outbox = self._outboxes.get(stage)
         if outbox is None:

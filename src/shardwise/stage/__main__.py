@@ -1,7 +1,8 @@
 """`python -m shardwise.stage`: one stage worker, configured on standard input, logging to standard error.
 
-It ends when it is told to (`Shutdown`), when its standard input closes (the parent is gone, however it died), or when it
-cannot load, which the driver hears as `Failure`. A native crash leaves a traceback of all threads in the log.
+It ends when it is told to (`Shutdown`), when the driver refuses it (exit status 4), when its standard input closes (the
+parent is gone, however it died), or when it cannot load, which the driver hears as `Failure`. A native crash leaves a
+traceback of all threads in the log.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def main() -> int:
         print(f"error: {error.one_line()}", file=sys.stderr)
         _report(config, context, error)
         context.term()
-        return 1
+        return error.exit_code
     context.term()
     return 0
 

@@ -54,11 +54,13 @@ class Batcher:
     def __len__(self) -> int:
         return len(self._decode) + len(self._prefill)
 
-    def discard(self, keep: Callable[[Segment], bool]) -> None:
-        """Forget items whose segment is not to be kept."""
+    def discard(self, keep: Callable[[Segment], bool]) -> list[Item]:
+        """Forget items whose segment is not to be kept; returns them, so that their senders hear of it."""
+        dropped = [i for i in (*self._decode, *self._prefill) if not keep(i.segment)]
         self._decode = deque(i for i in self._decode if keep(i.segment))
         self._prefill = deque(i for i in self._prefill if keep(i.segment))
         self._in_prefill = Counter(i.segment.session for i in self._prefill)
+        return dropped
 
     def next_batch(self, *, active_sessions: int, prefill_allowed: bool) -> list[Item]:
         """The items of the next step, or none. `prefill_allowed`: the next stage has room for another chunk."""

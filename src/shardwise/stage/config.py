@@ -11,6 +11,7 @@ from shardwise.errors import StageLoadFailed
 from shardwise.records import Record, from_json, to_json
 from shardwise.shards.slicing import StageFiles
 from shardwise.stage.backend import BackendSettings
+from shardwise.stage.own_slice import SliceOrder
 from shardwise.transport.handshake import Hello
 
 MAX_CONFIG_BYTES = 2**24
@@ -28,7 +29,8 @@ class WorkerConfig(Record):
 
     stage: int
     num_stages: int
-    files: StageFiles
+    order: SliceOrder | None = None  # what it must hold; it is fetched and verified before it is loaded
+    files: StageFiles | None = None  # without an order: files that are taken as they are
     main_quantization: str  # of most weights; decides about BLAS
     settings: BackendSettings
     hello: Hello

@@ -184,9 +184,6 @@ class Executor:
         if paired[0][0].segment.num_tokens > 1:
             figures.prefill.add(computed_s - gathered_s)
             figures.prefill_tokens += sum(item.segment.num_tokens for item, _ in paired)
-            for item, _ in paired:
-                if item.peer:
-                    self._worker.links.acknowledge(item.peer)
         else:
             figures.decode.add(computed_s - gathered_s)
             figures.decode_rows += len(paired)

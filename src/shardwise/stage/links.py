@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import zmq
 
-from shardwise.errors import CompatibilityError
+from shardwise.clock import Clock
+from shardwise.errors import CompatibilityError, ReplyTimeout
 from shardwise.records import replace
 from shardwise.stage.config import WorkerConfig
 from shardwise.transport.channel import Inbox, Outbox
@@ -17,6 +18,16 @@ from shardwise.transport.messages import AnyMessage, Connect, Connected, Failure
 from shardwise.transport.security.allow_list import AllowList
 from shardwise.transport.security.authenticator import Authenticator
 from shardwise.transport.security.keys import NodeKeys
+
+WELCOME_TIMEOUT_S = 60.0
+
+
+def is_peer_behind(error: CompatibilityError) -> bool:
+    """Whether the only difference is that the peer has not heard of our epoch yet (after a fault, for a moment)."""
+    differences = [d for d in error.details.get("differences", []) if d["field"] != "manifest_digest"]
+    return (
+        len(differences) == 1 and differences[0]["field"] == "epoch" and int(differences[0]["peer"]) < int(differences[0]["own"])
+    )
 
 
 class Links:
@@ -32,6 +43,7 @@ class Links:
         self._next: Outbox | None = None
         self._first: Outbox | None = None
         self._announce: Connected | None = None
+        self._greet_again: set[Outbox] = set()
         self._under_way = 0
         self._poller = zmq.Poller()
         for socket in (self.inbox.socket, self._driver.socket):
@@ -58,6 +70,18 @@ class Links:
             return self.inbox.address
         return f"tcp://{host}:{self.inbox.address.rsplit(':', 1)[1]}"
 
+    def await_welcome(self, clock: Clock) -> None:
+        """Before anything is loaded: the driver's answer to our hello. Raises what it objects to, or `ReplyTimeout`."""
+        deadline_s = clock.now_s() + WELCOME_TIMEOUT_S
+        while not self._driver.welcomed:
+            left_s = deadline_s - clock.now_s()
+            if left_s <= 0:
+                raise ReplyTimeout(
+                    f"the driver did not answer within {WELCOME_TIMEOUT_S:.0f} s", where=self._config.driver_address
+                )
+            self._driver.socket.poll(round(left_s * 1000))
+            self._driver.receive()
+
     def wait(self, timeout_s: float) -> None:
         """Return as soon as anything can be received."""
         self._poller.poll(round(timeout_s * 1000))
@@ -66,13 +90,18 @@ class Links:
 
     def connect(self, message: Connect) -> None:
         """Take new neighbours; the old connections are dropped."""
-        self._hello = replace(self._hello, epoch=message.epoch)
-        self.inbox.set_hello(self._hello)
-        self._driver.greet(self._hello)
+        self.set_epoch(message.epoch)
         self._next = self._replace(self._next, message.next_address, message.next_key)
         self._first = self._replace(self._first, message.first_address, message.first_key)
         self._under_way = 0
         self._announce = Connected(stage=self._config.stage, epoch=message.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go on under a higher epoch: neighbours must greet again, and the driver is greeted."""
+        if epoch != self._hello.epoch:
+            self._hello = replace(self._hello, epoch=epoch)
+            self.inbox.set_hello(self._hello)
+            self._driver.greet(self._hello)
 
     def _replace(self, old: Outbox | None, address: str, key: str) -> Outbox | None:
         if old is not None:
@@ -95,11 +124,24 @@ class Links:
                     else:
                         self._under_way = max(0, self._under_way - 1)
             except CompatibilityError as error:
+                if outbox is self._driver:
+                    raise  # this worker is not wanted: of an old launch, or not what was ordered
                 out.append(self._refused(error))
         if self._announce is not None and all(o is None or o.welcomed for o in (self._next, self._first)):
             out.append(self._announce)
             self._announce = None
         return out
+
+    def greet_again(self) -> None:
+        """Try again at peers that had not heard of the new epoch yet."""
+        for outbox in self._greet_again:
+            if outbox in (self._driver, self._next, self._first):
+                outbox.greet(self._hello)
+        self._greet_again.clear()
+
+    @property
+    def must_greet_again(self) -> bool:
+        return bool(self._greet_again)
 
     def _refused(self, error: CompatibilityError) -> Failure:
         return Failure(

@@ -41,7 +41,7 @@ def resume_position(opened: OpenSession, next_position: int, chunk_tokens: int, 
 def adopt(worker: StageWorker, session: StageSession, message: OpenSession) -> None:
     """A surviving stage takes the new epoch and keeps its KV as far as it holds."""
     position = resume_position(message, session.next_position, worker.config.settings.chunk_tokens, is_last=worker.is_last)
-    worker.batcher.discard(lambda segment: segment.session != message.session)
+    worker.release(worker.batcher.discard(lambda segment: segment.session != message.session))
     if position < session.next_position:
         try:
             worker.backend.rollback(session.slot, position)

@@ -12,20 +12,25 @@ driver, then exit 1). **Called by** `stage.__main__`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import zmq
 
 from shardwise.clock import Clock, SystemClock
-from shardwise.errors import PeerClosed, ShardwiseError, UsageError
+from shardwise.errors import PeerClosed, ShardwiseError, StageLoadFailed, UsageError
+from shardwise.records import replace
+from shardwise.shards.slicing import StageFiles
 from shardwise.stage.batcher import Batcher, Item
 from shardwise.stage.config import WorkerConfig
 from shardwise.stage.execute import Executor
 from shardwise.stage.heart import Heart
 from shardwise.stage.kv_requests import answer_export, import_state
 from shardwise.stage.links import Links
+from shardwise.stage.llama import library
 from shardwise.stage.llama.backend import LlamaCppBackend
 from shardwise.stage.llama.sampling import Sampler
+from shardwise.stage.own_slice import own_hello, own_slice
 from shardwise.stage.resume import adopt, continue_from, on_wanted
 from shardwise.stage.sent_log import SentLog
 from shardwise.stage.sessions import SessionTable, StageSession
@@ -38,6 +43,7 @@ from shardwise.transport.messages import (
     ExportKv,
     Failure,
     KvState,
+    NewEpoch,
     OpenSession,
     Ping,
     Pong,
@@ -52,28 +58,35 @@ from shardwise.transport.messages import (
     Step,
     Wanted,
 )
+from shardwise.transport.security.keys import NodeKeys
 
 IDLE_WAIT_S = 1.0
+GREET_AGAIN_S = 0.02
 
 
 class StageWorker:
     """One stage."""
 
     def __init__(self, config: WorkerConfig, context: zmq.Context[zmq.Socket[bytes]], clock: Clock | None = None) -> None:
-        self.config = config
         self.clock = clock or SystemClock()
-        self.links = Links(config, context)
         self.is_first, self.is_last = config.stage == 0, config.stage == config.num_stages - 1
-        started_s = self.clock.now_s()
-        self.backend = LlamaCppBackend(config.files, config.settings, main_quantization=config.main_quantization)
-        self.load_s = self.clock.now_s() - started_s
+        with contextlib.ExitStack() as held:  # undone in reverse if anything here fails
+            self.config, files = _with_own_slice(config, context, held)
+            self.links = Links(self.config, context)
+            held.callback(self.links.close)
+            self.links.await_welcome(self.clock)
+            started_s = self.clock.now_s()
+            self.backend = LlamaCppBackend(files, config.settings, main_quantization=config.main_quantization)
+            held.callback(self.backend.close)
+            self.load_s = self.clock.now_s() - started_s
+            self._held = held.pop_all()
         self.sessions = SessionTable(config.settings.max_sessions)
         self.batcher = Batcher(num_stages=config.num_stages, max_rows=self.backend.max_rows, deterministic=config.deterministic)
         self.figures = WorkerFigures()
         self.queued: dict[int, int] = {}  # session -> position after the last queued row
         self.sent_log = SentLog(config.sent_log_bytes)
         self.executor = Executor(self)
-        self.heart = Heart(config, context, self.clock)
+        self.heart = Heart(self.config, context, self.clock)
         self._running = True
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -92,13 +105,15 @@ class StageWorker:
                     self.links.wait(IDLE_WAIT_S)  # only prefill waits, and the next stage has no room for it
         finally:
             self.heart.stop()
-            self.backend.close()
-            self.links.close()
+            self._held.close()
 
     def _receive_all(self, *, wait: bool) -> float:
         """Handle everything that has arrived; returns how long nothing was there."""
         started_s = self.clock.now_s()
-        if wait:
+        if self.links.must_greet_again:
+            self.links.wait(GREET_AGAIN_S)
+            self.links.greet_again()
+        elif wait:
             self.links.wait(IDLE_WAIT_S)
         waited_s = self.clock.now_s() - started_s
         for reply in self.links.read_replies():
@@ -119,6 +134,14 @@ class StageWorker:
             for item in batch:
                 self._report(error, item.segment.session, item.segment.epoch)
                 self._forget(item.segment.session)
+        finally:
+            self.release(batch)
+
+    def release(self, items: list[Item]) -> None:
+        """Acknowledge chunks that were computed or dropped: every one that was sent, or the sender's window closes for good."""
+        for item in items:
+            if item.peer and item.segment.num_tokens > 1:
+                self.links.acknowledge(item.peer)
 
     def _report(self, error: ShardwiseError, session: int, epoch: int) -> None:
         details = {k: v for k, v in error.details.items() if isinstance(v, str | int | float)}
@@ -165,6 +188,9 @@ class StageWorker:
                 self.links.to_driver(self._stats(message))
                 if message.reset:
                     self.figures = WorkerFigures()
+            case NewEpoch():
+                self.links.set_epoch(message.epoch)
+                self.heart.set_hello(self.links.hello)
             case Connect():
                 self.links.connect(message)
                 self.heart.set_hello(self.links.hello)
@@ -215,12 +241,15 @@ class StageWorker:
         segment = item.segment
         if not self.sessions.belongs(segment):
             self.figures.num_fenced += 1
+            self.release([item])
             return
         try:
             if not self.sessions.check(segment, self.queued[segment.session]):
                 self.figures.num_duplicates += 1
+                self.release([item])
                 return
         except ShardwiseError as error:
+            self.release([item])
             self._report(error, segment.session, segment.epoch)
             return
         self.queued[segment.session] = segment.position + segment.num_tokens
@@ -282,7 +311,7 @@ class StageWorker:
         found = self.sessions.close(session)
         self.sent_log.forget(session)
         self.queued.pop(session, None)
-        self.batcher.discard(lambda segment: segment.session != session)
+        self.release(self.batcher.discard(lambda segment: segment.session != session))
         if found is not None:
             if found.sampler is not None:
                 found.sampler.close()
@@ -328,6 +357,20 @@ class StageWorker:
             decode_steps_sent=figures.decode_steps_sent,
             now_s=self.clock.now_s(),
         )
+
+
+def _with_own_slice(
+    config: WorkerConfig, context: zmq.Context[zmq.Socket[bytes]], held: contextlib.ExitStack
+) -> tuple[WorkerConfig, StageFiles]:
+    """The configuration with a hello that says what this worker really holds, and its verified files."""
+    files, manifest = config.files, None
+    if config.order is not None:
+        manifest = config.order.manifest
+        keys = NodeKeys(config.public_key, config.secret_key) if config.public_key else None
+        files = held.enter_context(own_slice(config.order, config.stage, context, keys))
+    if files is None:
+        raise StageLoadFailed("no slice was ordered and no files were given", where=f"stage {config.stage}")
+    return replace(config, hello=own_hello(config.hello, manifest, library.build_identity(), library.device_name())), files
 
 
 def prompt_segments(opened: OpenSession, chunk_tokens: int) -> list[tuple[Segment, tuple[int, ...]]]:

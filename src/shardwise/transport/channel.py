@@ -12,7 +12,8 @@ refuses (`CompatibilityError`). **Called by** stage workers, the session driver,
 from __future__ import annotations
 
 import errno
-from collections import OrderedDict
+import re
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 import zmq
@@ -28,7 +29,9 @@ SEND_TIMEOUT_S = 10.0
 QUEUE_MESSAGES = 2000
 LINGER_MS = 200
 MAX_PEERS = 4096
+MAX_REFUSALS = 64
 _HELLO_TAG = b"\xa1t\xa5hello"  # how MessagePack writes the tag of a Hello, its first field
+_REPLY_TAG = re.compile(rb"\xa1t\xa7(welcome|refused)")
 DRIVER = -1  # `Hello.stage` of the session driver
 
 
@@ -40,6 +43,14 @@ class Envelope:
     payload: memoryview | None
     peer: bytes
     stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A peer that was turned away; `hello` is None where it could not be read."""
+
+    hello: Hello | None
+    refused: Refused
 
 
 def _prepare(socket: zmq.Socket[bytes]) -> None:
@@ -77,6 +88,7 @@ class Inbox:
         self.received_bytes = 0
         self.num_malformed = 0
         self.num_refused = 0
+        self.refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)  # the latest, for whoever waits for one of these peers
         self._hello = hello
         self._welcomed: OrderedDict[bytes, int] = OrderedDict()  # routing id -> stage
 
@@ -129,6 +141,8 @@ class Inbox:
         if isinstance(answer, Refused) or isinstance(hello, Refused):
             self.num_refused += 1
             self._welcomed.pop(peer, None)
+            if isinstance(answer, Refused):
+                self.refusals.append(Refusal(hello if isinstance(hello, Hello) else None, answer))
         else:
             self._welcomed[peer] = hello.stage
             while len(self._welcomed) > MAX_PEERS:
@@ -191,7 +205,7 @@ class Outbox:
                 data = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return None
-            if not self.welcomed and handshake.is_reply(data):
+            if (_REPLY_TAG.search(data[:16]) or not self.welcomed) and handshake.is_reply(data):
                 handshake.read_reply(data, where=self.address)
                 self.welcomed = True
                 continue

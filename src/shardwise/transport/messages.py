@@ -172,6 +172,12 @@ class Connect(Message, tag="connect"):
     first_key: str = ""
 
 
+class NewEpoch(Message, tag="epoch"):
+    """The deployment goes on under a higher epoch; whoever does not hear this is fenced. `Connect` follows."""
+
+    epoch: int
+
+
 class Connected(Message, tag="connected"):
     """The neighbours' channels stand."""
 
@@ -313,6 +319,7 @@ AnyMessage = (
     | Closed
     | Ready
     | Connect
+    | NewEpoch
     | Connected
     | Taken
     | Ping

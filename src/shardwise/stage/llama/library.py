@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -133,6 +134,19 @@ def choose_blas(mode: str, main_quantization: str) -> bool:
     lib.ggml_backend_unload.argtypes = [ctypes.c_void_p]
     lib.ggml_backend_unload(registry)
     return False
+
+
+def build_identity() -> str:
+    """`llama.cpp 0.3.36`: what peers must have in common; how it was compiled may differ (`device_name`)."""
+    return f"llama.cpp {importlib.metadata.version('llama-cpp-python')}"
+
+
+@functools.cache
+def device_name() -> str:
+    """What this build computes on, for people: `cpu openblas`, `cuda`; taken before `choose_blas` changes it."""
+    load()
+    found = [name for name in ("CUDA", "Metal", "Vulkan", "ROCm", "SYCL") if _registry(name.encode())]
+    return " ".join(name.lower() for name in found) or ("cpu openblas" if has_blas() else "cpu")
 
 
 def describe() -> str:

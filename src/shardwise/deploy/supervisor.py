@@ -1,0 +1,213 @@
+"""Watches a deployment's workers and carries out what `session.recovery.next_action` decides.
+
+    engine statuses, heartbeats, progress of stuck sessions -> Incident -> next_action -> restart / reconnect -> sessions resume
+
+**Promises** a killed worker is noticed within `WATCH_INTERVAL_S`, a silent one within `SILENT_AFTER_S`; one incident is treated
+at a time; what cannot be recovered ends every session with `SessionLost`, within the policy's deadline.
+**Called by** `Deployment`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardwise.clock import Clock
+from shardwise.cluster.engine import ClusterEngine
+from shardwise.errors import ReplyTimeout, SessionLost, ShardwiseError
+from shardwise.records import replace
+from shardwise.session.driver import Driver
+from shardwise.session.recovery import Available, Cause, Incident, RecoveryAction, RecoveryPolicy, next_action
+from shardwise.transport.messages import ProgressRequest
+
+WATCH_INTERVAL_S = 0.05
+LAST_WORD_S = 0.1  # a dying worker's own message may be on its way
+SILENT_AFTER_S = 1.5
+STUCK_AFTER_S = 3.0  # without a token, before the stages are asked where they stand
+STUCK_LOOKS = 3  # looks, one a second, without progress anywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was seen of which stage."""
+
+    stage: int
+    cause: Cause
+    what: str
+
+
+class Restarter(Protocol):
+    """What the supervisor can have done to the deployment."""
+
+    def restart_stage(self, stage: int, epoch: int, node: str) -> None:
+        """Start the stage's worker anew with that epoch."""
+        ...
+
+    def available(self, stage: int) -> Available:
+        """What there is to recover with."""
+        ...
+
+    def worker_name(self, stage: int) -> str: ...
+
+
+class Supervisor:
+    """One thread."""
+
+    def __init__(self, driver: Driver, engine: ClusterEngine, restarter: Restarter, policy: RecoveryPolicy, clock: Clock) -> None:
+        self._driver, self._engine, self._restarter = driver, engine, restarter
+        self._policy, self._clock = policy, clock
+        self._stop = threading.Event()
+        self._faults: list[Fault] = []
+        self._faults_lock = threading.Lock()
+        self._stuck_looks = 0
+        self._last_progress: object = None
+        self._next_look_s = 0.0
+        self.incidents: list[Incident] = []
+        self.on_change: Callable[[str], None] = lambda what: None
+        driver.on_stage_lost = self._from_driver
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End watching."""
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    def _from_driver(self, stage: int, error: ShardwiseError) -> None:
+        """A worker reported a failure of the whole stage, or takes no messages."""
+        with self._faults_lock:
+            self._faults.append(Fault(stage, Cause.CRASHED, error.one_line()))
+
+    # -- watching -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stop.wait(WATCH_INTERVAL_S):
+            fault = self._find_fault()
+            if fault is not None:
+                self._treat(fault)
+
+    def _find_fault(self) -> Fault | None:
+        stages = range(self._driver.num_stages)
+        if (ended := self._find_ended(stages)) is not None:
+            return ended
+        with self._faults_lock:
+            faults, self._faults = self._faults, []
+        if faults:
+            return faults[0]
+        if not self._driver.connected:
+            return None
+        return self._find_silent(stages) or self._find_stuck(self._clock.now_s())
+
+    def _find_ended(self, stages: Iterable[int]) -> Fault | None:
+        for stage in stages:
+            status = self._engine.status(self._restarter.worker_name(stage))
+            if not status.alive:
+                self._stop.wait(LAST_WORD_S)
+                code = status.exit_status or 0
+                how = f"signal {-code}" if code < 0 else f"status {status.exit_status}"
+                tail = (status.log_tail.strip().splitlines() or ["no output"])[-1]
+                return Fault(stage, Cause.CRASHED, f"worker ended with {how}: {tail}")
+        return None
+
+    def _find_silent(self, stages: Iterable[int]) -> Fault | None:
+        """Silence counts up to the moment at which the driver last looked: its own pauses are nobody's fault."""
+        looked_s = self._driver.looked_s
+        for stage in stages:
+            silent_s = looked_s - self._driver.heard_s.get(stage, looked_s)
+            if silent_s > SILENT_AFTER_S:
+                return Fault(stage, Cause.SILENT, f"no heartbeat for {silent_s:.1f} s")
+        return None
+
+    def _find_stuck(self, now_s: float) -> Fault | None:
+        """Sessions without a token for long: ask every stage where it stands, and compare looks."""
+        sessions = list(self._driver.open_sessions.values())
+        waiting_s = max((now_s - s.last_event_s for s in sessions), default=0.0)
+        if waiting_s < STUCK_AFTER_S or now_s < self._next_look_s:
+            if waiting_s < STUCK_AFTER_S:
+                self._stuck_looks, self._last_progress = 0, None
+            return None
+        self._next_look_s = now_s + 1.0
+        progress = {stage: p.positions for stage, p in sorted(self._driver.progress.items())}
+        tokens = tuple(len(s.generated) for s in sessions)
+        seen = (progress, tokens)
+        self._driver.call(lambda: self._driver.peers.send_all(ProgressRequest(sequence=0)))
+        if seen != self._last_progress or len(progress) < self._driver.num_stages:
+            self._stuck_looks, self._last_progress = 0, seen
+            return None
+        self._stuck_looks += 1
+        if self._stuck_looks < STUCK_LOOKS:
+            return None
+        self._stuck_looks, self._last_progress = 0, None
+        return Fault(self._behind(progress), Cause.STUCK, f"no progress for {waiting_s:.1f} s")
+
+    def _behind(self, progress: dict[int, tuple[tuple[int, int], ...]]) -> int:
+        """The first stage that lacks rows which its predecessor has computed; 0 where none does."""
+        for stage in range(1, self._driver.num_stages):
+            before, here = dict(progress[stage - 1]), dict(progress[stage])
+            if any(here.get(session, 0) < position for session, position in before.items()):
+                return stage
+        return 0
+
+    # -- treating -----------------------------------------------------------------------------------------------
+
+    def _treat(self, fault: Fault) -> None:
+        """One incident, until the stages stand again or nothing is left to try. Further stages that fail meanwhile join it."""
+        started_s = self._clock.now_s()
+        lost: dict[int, Incident] = {}
+        while not self._stop.is_set():
+            elapsed_s = self._clock.now_s() - started_s
+            incident = lost.get(fault.stage, Incident(cause=fault.cause, stage=fault.stage))
+            incident = replace(incident, elapsed_s=elapsed_s)
+            action = next_action(incident, self._policy, self._restarter.available(fault.stage))
+            self.on_change(f"stage {fault.stage} {fault.cause} ({fault.what}): {action.kind} {action.node}".strip())
+            if action.kind == "give_up":
+                self._give_up(action, fault.what)
+                return
+            lost[fault.stage] = replace(incident, tried=(*incident.tried, action.name))
+            try:
+                again = self._carry_out(action, f"{fault.cause}: {fault.what}", tuple(lost))
+            except ShardwiseError as error:
+                again = Fault(fault.stage, fault.cause, error.one_line())
+            if again is None:
+                self.incidents += lost.values()
+                return
+            fault = again
+
+    def _give_up(self, action: RecoveryAction, what: str) -> None:
+        error = SessionLost(f"{action.reason}: {what}", where=f"stage {action.stage}", hint="start the deployment again")
+        self._driver.call(lambda: self._driver.fail_all(error))
+        self._stop.set()
+
+    def _carry_out(self, action: RecoveryAction, cause: str, stages: tuple[int, ...]) -> Fault | None:
+        """Do it, and wait until every stage is connected again; returns what failed meanwhile."""
+        driver, begun = self._driver, threading.Event()
+        epochs: list[int] = []
+        lost = stages if action.kind == "restart" else ()
+        with self._faults_lock:
+            self._faults.clear()
+
+        def begin() -> None:
+            epochs.append(driver.begin_recovery(cause, f"{action.kind} of stage {action.stage}", lost, action.grade))
+            begun.set()
+
+        driver.call(begin)
+        if not begun.wait(5.0):
+            raise ReplyTimeout("the session driver does not answer", where="recovery")
+        for stage in lost:
+            self._restarter.restart_stage(stage, epochs[0], action.node if stage == action.stage else "")
+        return self._wait_connected(lost)
+
+    def _wait_connected(self, lost: tuple[int, ...]) -> Fault | None:
+        others = [stage for stage in range(self._driver.num_stages) if stage not in lost]
+        end_s = self._clock.now_s() + self._policy.deadline_s
+        while not self._driver.connected:
+            if self._stop.wait(0.01):
+                return None
+            fault = self._find_ended(range(self._driver.num_stages)) or self._find_silent(others)
+            if fault is not None:
+                return fault
+            if self._clock.now_s() > end_s:
+                raise ReplyTimeout("the stages did not connect again", where=f"stages {lost}")
+        return None
