@@ -84,6 +84,8 @@ def _weights(model: str, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.fl
     values = random.standard_normal(tuple(reversed(shape)), dtype=np.float32)
     if "norm" in name and name.endswith(".weight"):
         return 1 + np.float32(0.1) * values
+    if name.endswith("ssm_a"):
+        return -np.abs(values) - np.float32(0.1)  # decay rates: a state must not grow
     if "rope_f" in name:
         return 1 + np.abs(values)
     if len(shape) == 1:

@@ -48,6 +48,7 @@ class Family(Record):
     default_metadata: dict[str, int] = {}  # keys that slices state where the file does not
     recurrent_interval: int = 0  # llama.cpp's own pattern: every n-th layer has attention, the others a recurrent state
     hybrid: bool = False  # a slice needs layers of both kinds, with attention and with a recurrent state
+    forgets_positions: bool = True  # False: a recurrent state knows no single positions, a session can only begin anew
     layers_of_one_part: bool = False  # a layer is attention, or recurrent, or a feed-forward network, not two of them
     without_rows_of_images: bool = False  # `n_deepstack_layers` becomes 0 in later slices, and is no reason to refuse
     rope_factors_of_full_layers: bool = False  # `rope_freqs` belongs to layers without a window only
@@ -79,10 +80,10 @@ REFUSED_WITHOUT_TOKENS = frozenset({"rope.dimension_sections"})
 
 _SCALE = {"embedding_scale": 0.0}  # 0 = llama.cpp leaves the scaling out
 
-_DELTA_NET: dict[str, Any] = {
+_HYBRID: dict[str, Any] = {"hybrid": True, "forgets_positions": False}
+_DELTA_NET: dict[str, Any] = _HYBRID | {
     "recurrent_interval": 4,
     "cut_multiple": 4,
-    "hybrid": True,
     "required_values": {"full_attention_interval": (4,)},
 }
 
@@ -93,11 +94,9 @@ _PLAIN = (
     "deepseek",
     "exaone",
     "falcon",
-    "falcon-h1",
     "hunyuan-dense",
     "hunyuan-moe",
     "llama",
-    "mamba2",
     "mistral3",
     "mpt",
     "olmo",
@@ -166,6 +165,7 @@ _SPECIAL = (
     ),
     Family(architecture="exaone4", fixed_layer_counts=(64,)),
     Family(architecture="gemma", input_node="inp_scaled"),
+    Family(architecture="falcon-h1", forgets_positions=False),
     Family(
         architecture="gemma2",
         sliding_window=SlidingWindow(period=2, requires_key=False),
@@ -194,10 +194,10 @@ _SPECIAL = (
         output_optional=False,
     ),
     Family(architecture="granite", neutral_metadata=_SCALE),
-    Family(architecture="granitehybrid", neutral_metadata=_SCALE, hybrid=True),
+    Family(architecture="granitehybrid", neutral_metadata=_SCALE, **_HYBRID),
     Family(architecture="granitemoe", neutral_metadata=_SCALE),
-    Family(architecture="lfm2", hybrid=True),
-    Family(architecture="lfm2moe", hybrid=True),
+    Family(architecture="lfm2", **_HYBRID),
+    Family(architecture="lfm2moe", **_HYBRID),
     Family(
         architecture="llama4",
         sliding_window=SlidingWindow(period=4),
@@ -206,13 +206,14 @@ _SPECIAL = (
         required_values={"interleave_moe_layer_step": (1, 2, 4)},
         refused_values={"attention.sliding_window": (0,)},
     ),
+    Family(architecture="mamba2", forgets_positions=False),
     Family(
         architecture="minicpm",
         neutral_metadata=_SCALE,
         needs_keys=("embedding_scale", "residual_scale", "logit_scale"),
     ),
-    Family(architecture="nemotron_h", output_node="nemotron_h_block_out", hybrid=True, layers_of_one_part=True),
-    Family(architecture="nemotron_h_moe", output_node="nemotron_h_block_out", hybrid=True, layers_of_one_part=True),
+    Family(architecture="nemotron_h", output_node="nemotron_h_block_out", layers_of_one_part=True, **_HYBRID),
+    Family(architecture="nemotron_h_moe", output_node="nemotron_h_block_out", layers_of_one_part=True, **_HYBRID),
     Family(architecture="olmo2", sliding_window=SlidingWindow(period=4), output_optional=False),
     Family(architecture="qwen2vl", token_batches=True, input_node="embd"),
     Family(architecture="qwen3vl", **_DEEPSTACK),
