@@ -14,17 +14,17 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from shardwise.errors import ConnectFailed, MalformedModelError, ModelError, NetworkError, UsageError
 from shardwise.model.byte_source import ByteSource
 from shardwise.model.description import ModelDescription
 from shardwise.model.gguf import describe_gguf, describe_sources
+from shardwise.model.hub_download import Progress, fetch_file
+from shardwise.model.hub_errors import mapped_hub_errors
 from shardwise.model.huggingface import describe_files, weight_files
 from shardwise.model.split_files import PART_NAME, part_names
 from shardwise.units import format_bytes
@@ -32,7 +32,6 @@ from shardwise.units import format_bytes
 _REFERENCE = re.compile(r"^hf:(?P<repo>[\w.\-]+/[\w.\-]+)(?:@(?P<revision>[\w.\-/]+))?(?::(?P<file>[^:\0]+))?$")
 _SIDE_FILES = re.compile(r"^(?:[\w.\-]+\.(?:json|jinja|model|txt))$")
 MAX_PREFIX_BYTES = 128 << 20  # of one remote file's beginning kept in memory
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class RemoteRepo:
         """(commit, size of each file)."""
         from huggingface_hub import HfApi
 
-        with _mapped(self.label):
+        with mapped_hub_errors(self.label):
             api = HfApi(endpoint=_endpoint())
             info = api.model_info(self.reference.repo, revision=self.reference.revision, files_metadata=True)
         sizes = {s.rfilename: s.size for s in info.siblings or () if s.size is not None}
@@ -171,25 +170,17 @@ class RemoteRepo:
 
     def fetch(self, name: str, progress: Progress | None) -> Path:
         """One file into the cache, resuming what is there of it."""
-        from huggingface_hub import hf_hub_download
-
-        commit, sizes = self._info
-        with _mapped(f"{self.label}:{name}"):
-            path = hf_hub_download(
-                self.reference.repo,
-                name,
-                revision=commit,
-                cache_dir=cache_folder(),
-                endpoint=_endpoint(),
-                tqdm_class=_bar(name, sizes[name], progress),
-            )
-        size = Path(path).stat().st_size
-        if size != sizes[name]:
-            message = f"the downloaded file has {size} bytes instead of {sizes[name]}"
-            raise MalformedModelError(message, where=str(path), hint="delete it and download again")
+        # By the name that was asked for, so that the file is found again without a network.
+        revision, size = self.reference.revision, self._info[1][name]
+        path = fetch_file(
+            self.reference.repo, name, revision=revision, endpoint=_endpoint(), cache=cache_folder(), progress=progress
+        )
+        if path.stat().st_size != size:
+            message = f"the repository changed during the download: {name} has {path.stat().st_size} bytes, not {size}"
+            raise ModelError(message, where=self.label, hint="start again")
         if progress is not None:
             progress(name, size, size)
-        return Path(path)
+        return path
 
 
 @dataclass
@@ -222,7 +213,7 @@ class RemoteFile:
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
         headers = build_hf_headers() | {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
-        with _mapped(self.name):
+        with mapped_hub_errors(self.name):
             response = http_backoff("GET", self.url, headers=headers, max_retries=3)
             hf_raise_for_status(response)
         data = bytes(response.content)
@@ -261,53 +252,3 @@ def cache_folder() -> Path:
 def _endpoint() -> str | None:
     endpoint = os.environ.get("HF_ENDPOINT")
     return endpoint.rstrip("/") if endpoint else None
-
-
-def _bar(name: str, total: int, progress: Progress | None) -> type[Any]:
-    """A tqdm class that reports to `progress` and draws nothing."""
-    from tqdm import tqdm
-
-    class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs["disable"] = True
-            self.done = int(kwargs.get("initial") or 0)
-            kwargs.pop("name", None)
-            super().__init__(*args, **kwargs)
-            if progress is not None:
-                progress(name, self.done, total)
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self.done += int(n or 0)
-            if progress is not None:
-                progress(name, self.done, total)
-            return None
-
-    return Bar
-
-
-@contextmanager
-def _mapped(where: str) -> Iterator[None]:
-    """Map what huggingface_hub raises to shardwise's errors."""
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        hint = "ask for access on its page, then set HF_TOKEN"
-        raise ModelError("this repository is closed to you", where=where, hint=hint) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        what = {errors.RepositoryNotFoundError: "repository", errors.RevisionNotFoundError: "revision"}.get(type(error), "file")
-        hint = "check the spelling; closed ones need HF_TOKEN"
-        raise ModelError(f"there is no such {what} on the Hub", where=where, hint=hint) from error
-    except errors.OfflineModeIsEnabled as error:
-        raise ConnectFailed("HF_HUB_OFFLINE forbids to ask the Hub", where=where, hint="unset it") from error
-    except errors.HFValidationError as error:
-        raise UsageError(f"this is no name of a repository: {error}", where=where, field="MODEL") from error
-    except (errors.HTTPError, OSError) as error:
-        hint = "check the network and HF_ENDPOINT; a download goes on where it stopped"
-        raise ConnectFailed(f"the Hub does not answer: {_short(error)}", where=where, hint=hint) from error
-
-
-def _short(error: Exception) -> str:
-    text = str(error).splitlines()
-    return text[0][:200] if text else type(error).__name__
