@@ -1,6 +1,7 @@
 """HOW to split a model, and WHETHER: cost model, search, advice. Pure functions over records; no clock, socket or process."""
 
 from shardwise.planner.cost_rates import RuntimeCosts
+from shardwise.planner.find_plan import find_plan
 from shardwise.planner.predict import predict
 from shardwise.planner.types import (
     Advice,
@@ -39,5 +40,6 @@ __all__ = [
     "StageAssignment",
     "StagePrediction",
     "Workload",
+    "find_plan",
     "predict",
 ]

@@ -22,8 +22,8 @@ import math
 from dataclasses import dataclass
 
 from shardwise.planner.cost_compute import StepShape
-from shardwise.planner.cost_pipeline import batch_rows
-from shardwise.planner.types import Objective, Workload
+from shardwise.planner.cost_pipeline import batch_rows, speculation_tokens
+from shardwise.planner.types import Objective, Speculation, Workload
 
 FIT_PENALTY_S = 1e4  # a token of any plan that fits takes less
 
@@ -36,6 +36,12 @@ class Term:
     add: float
     peak: float
     back: float
+    first_s: float = 0.0  # what the first stage does beside it: drafting
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it is a chunk of a prompt (which never goes back to stage 0)."""
+        return self.back == 0.0 and self.shape.sampled_rows == 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +75,44 @@ def _typical_chunk(workload: Workload) -> StepShape:
     return StepShape.prefill(chunk, max(0.0, (workload.prompt_tokens - chunk) / 2))
 
 
-def _latency(workload: Workload) -> Form:
-    decoded = max(0, workload.output_tokens - 1)
-    decode = StepShape.decode(1, workload.mean_context_tokens)
-    terms = (Term(decode, decoded, 0.0, decoded), Term(_typical_chunk(workload), 1.0, 1.0, 0.0))
-    return Form("latency", terms, 1.0, workload.num_prefill_chunks - 1.0)
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """One decode step: its shape, the tokens that come out for each session, what drafting costs on stage 0."""
+
+    shape: StepShape
+    tokens: float
+    draft_s: float
+
+    @staticmethod
+    def of(workload: Workload, rows: int, draft: Speculation | None) -> _Decoding:
+        if draft is None:
+            return _Decoding(StepShape.decode(rows, workload.mean_context_tokens), 1.0, 0.0)
+        shape = StepShape.verify(rows, draft.draft_tokens, workload.mean_context_tokens)
+        tokens = speculation_tokens(draft.acceptance, draft.draft_tokens)
+        return _Decoding(shape, tokens, rows * draft.draft_tokens * draft.draft_token_s)
+
+    def term(self, add: float, peak: float) -> Term:
+        """The step as a term, per token."""
+        return Term(self.shape, add / self.tokens, peak / self.tokens, add / self.tokens, self.draft_s)
 
 
-def _fit(workload: Workload) -> Form:
-    decode = StepShape.decode(1, workload.mean_context_tokens)
+def _latency(workload: Workload, draft: Speculation | None) -> Form:
+    decode = _Decoding.of(workload, 1, draft).term(max(0, workload.output_tokens - 1), 0.0)
+    chunk = Term(_typical_chunk(workload), 1.0, 1.0, 0.0)
+    return Form("latency", (decode, chunk), 1.0, workload.num_prefill_chunks - 1.0)
+
+
+def _fit(workload: Workload, draft: Speculation | None) -> Form:
     chunks = workload.num_prefill_chunks / max(1, workload.output_tokens)
-    terms = (Term(decode, 1.0, 0.0, 1.0), Term(_typical_chunk(workload), chunks, 0.0, 0.0))
+    terms = (_Decoding.of(workload, 1, draft).term(1.0, 0.0), Term(_typical_chunk(workload), chunks, 0.0, 0.0))
     return Form("fit", terms, 1.0, 0.0, stage_penalty=FIT_PENALTY_S)
 
 
-def _steady(workload: Workload, objective: Objective, rows: int, stages: tuple[int, int]) -> Form:
+def _steady(workload: Workload, objective: Objective, rows: int, stages: tuple[int, int], draft: Speculation | None) -> Form:
     users, output = workload.num_users, max(1, workload.output_tokens)
     groups = math.ceil(users / rows)
-    decode = StepShape.decode(rows, workload.mean_context_tokens)
     terms = (
-        Term(decode, 1.0, groups / users, 1.0),
+        _Decoding.of(workload, rows, draft).term(1.0, groups / users),
         Term(_typical_chunk(workload), 1.0 / output, workload.num_prefill_chunks / output, 0.0),
     )
     if objective.kind == "throughput":
@@ -97,15 +121,14 @@ def _steady(workload: Workload, objective: Objective, rows: int, stages: tuple[i
     return Form("weighted", terms, weight, (1.0 - weight) * users, False, 0.0, *stages)
 
 
-def objective_forms(workload: Workload, objective: Objective, max_stages: int) -> list[Form]:
+def objective_forms(workload: Workload, objective: Objective, max_stages: int, draft: Speculation | None = None) -> list[Form]:
     """The forms of an objective; several where the rows that are merged depend on the number of stages."""
     if objective.kind == "latency":
-        return [_latency(workload)]
+        return [_latency(workload, draft)]
     if objective.kind == "fit":
-        return [_fit(workload)]
+        return [_fit(workload, draft)]
     if objective.kind == "bottleneck":
-        decode = StepShape.decode(1, workload.mean_context_tokens)
-        return [Form("bottleneck", (Term(decode, 0.0, 1.0, 0.0),), 0.0, 1.0)]
+        return [Form("bottleneck", (_Decoding.of(workload, 1, draft).term(0.0, 1.0),), 0.0, 1.0)]
     forms: list[Form] = []
     stages = 1
     while stages <= max_stages:
@@ -113,14 +136,14 @@ def objective_forms(workload: Workload, objective: Objective, max_stages: int) -
         last = stages
         while last < max_stages and batch_rows(workload.num_users, last + 1) == rows:
             last += 1
-        forms.append(_steady(workload, objective, rows, (stages, last)))
+        forms.append(_steady(workload, objective, rows, (stages, last), draft))
         stages = last + 1
     return forms
 
 
-def form_for(workload: Workload, objective: Objective, num_stages: int) -> Form:
+def form_for(workload: Workload, objective: Objective, num_stages: int, draft: Speculation | None = None) -> Form:
     """The form that counts for a pipeline of `num_stages`."""
-    for form in objective_forms(workload, objective, num_stages):
+    for form in objective_forms(workload, objective, num_stages, draft):
         if form.min_stages <= num_stages <= form.max_stages:
             return form
     raise AssertionError("objective_forms covers every number of stages")

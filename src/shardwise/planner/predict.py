@@ -266,14 +266,21 @@ def _handed_over_s(model: CostModel, plan: Plan, users: int) -> list[float]:
     hops = _hops(model, plan, plan.prefill_stages, 1)
     timing = RingTiming([[0.0]] * len(chunk_s), chunk_s, hops, 1, model.costs.service_jitter)
     first = sorted(simulate_ring(timing, users, 1, model.request.seed).first_token_s)
-    handover_s = 0.0
+    handed_s = handover_s(model, plan)
+    return [t + handed_s for t in first]
+
+
+def handover_s(model: CostModel, plan: Plan) -> float:
+    """Seconds until the KV of a prompt has reached the decode pipeline; the largest transfer counts (DistServe 2024)."""
+    longest = 0.0
     for source in plan.prefill_stages:
         for target in plan.stages:
             low, high = max(source.layers[0], target.layers[0]), min(source.layers[1], target.layers[1])
             if low < high and source.node != target.node:
-                kv = model.model.kv_bytes_per_token(low, high, model.workload.kv_type) * model.workload.prompt_tokens
-                handover_s = max(handover_s, transfer_s(model.link(source.node, target.node), kv, model.costs))
-    return [t + handover_s for t in first]
+                tokens = model.workload.prompt_tokens
+                size = tokens * model.model.kv_bytes_per_token(low, high, model.workload.kv_type)
+                longest = max(longest, transfer_s(model.link(source.node, target.node), size, model.costs))
+    return longest
 
 
 def _hops(model: CostModel, plan: Plan, stages: tuple[StageAssignment, ...], rows_per_session: int) -> list[HopTiming]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,7 @@ class Problem:
     hop_add: Floats  # [U, U]
     hop_peak: Floats  # [U, U]
     back_add: Floats  # [U, U]: from the last stage's unit to the first one's
+    min_availability: float = 0.0  # of the machines of an arrangement together
 
     @property
     def num_units(self) -> int:
@@ -71,8 +73,15 @@ class Problem:
             return float(self.whole_bytes[unit])
         return self.size.of(unit, start, end, self.num_layers)
 
+    def availability(self, units: Iterable[int]) -> float:
+        """Chance that all machines of these units are up."""
+        nodes = {self.units[u].node.name: self.units[u].node.availability for u in units}
+        return math.prod(nodes.values())
+
     def fits(self, stages: tuple[Stage, ...]) -> bool:
-        """Whether every stage has the memory it needs."""
+        """Whether every stage has the memory it needs, and the machines are up often enough."""
+        if self.min_availability > 0 and self.availability(s[0] for s in stages) < self.min_availability:
+            return False
         return all(self.stage_bytes(s) <= self.limit_bytes[s[0]] for s in stages)
 
     def sums(self, stages: tuple[Stage, ...]) -> tuple[float, float]:
@@ -138,7 +147,7 @@ def _stage_cost(model: CostModel, form: Form, units: list[Unit], which: str) -> 
             first, last = model.ends_s(unit, term.shape)
             out.prefix[index] += factor * model.layer_prefix_s(unit, term.shape)
             out.base[index] += factor * model.overhead_s(term.shape)
-            out.first[index] += factor * first
+            out.first[index] += factor * (first + term.first_s)
             out.last[index] += factor * last
     if which == "add":
         out.base[:] += form.stage_penalty
@@ -212,4 +221,5 @@ def build_problem(
         hop_add=hop_add,
         hop_peak=hop_peak,
         back_add=back_add,
+        min_availability=model.request.limits.min_availability or 0.0,
     )

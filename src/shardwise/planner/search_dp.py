@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.planner.problem import Floats, Ints, Problem, Reach, Stage
+from shardwise.planner.problem import Bools, Floats, Ints, Problem, Reach, Stage
 from shardwise.planner.search_bound import RemainingBound, interchangeable, link_classes
 
 MAX_UNITS = 62  # bits of a set
@@ -160,6 +160,7 @@ class SubsetSearch:
             return level
         masks, inverse = np.unique(level.masks, return_inverse=True)
         bound = self.bound(masks, level.low, level.low + level.best.shape[1])
+        bound[~self._up_often_enough(masks)] = np.inf
         total = level.best + bound[inverse]
         hopeless = total >= min(self.upper, self.best_value)
         level.best[hopeless] = np.inf
@@ -169,6 +170,20 @@ class SubsetSearch:
             self.exact = False
             keep = np.sort(keep[np.argpartition(promise[keep], self.max_states)[: self.max_states]])
         return level.rows(keep)
+
+    def _up_often_enough(self, masks: Ints) -> Bools:
+        """[N]: whether the machines of each set are all up for the wanted share of the time; more machines never are."""
+        if self.problem.min_availability <= 0:
+            return np.ones(len(masks), dtype=bool)
+        chance = np.ones(len(masks))
+        nodes: dict[str, tuple[int, float]] = {}
+        for index, unit in enumerate(self.problem.units):
+            bits = nodes.get(unit.node.name, (0, 1.0))[0] | (1 << index)
+            nodes[unit.node.name] = (bits, unit.node.availability)
+        for bits, up in nodes.values():
+            chance = np.where((masks & np.int64(bits)) != 0, chance * up, chance)
+        enough: Bools = chance >= self.problem.min_availability
+        return enough
 
     def _free(self, level: _Level, v: int) -> Ints:
         """States that `v` may follow."""
@@ -226,6 +241,7 @@ class SubsetSearch:
         """Let `v` take all that is left."""
         total = (arriving + self._ending(v, level.low, arriving.shape[1])[None, :]).min(axis=1, initial=np.inf)
         total = total + self.back_add[v, level.firsts[rows]]
+        total[~self._up_often_enough(level.masks[rows] | (np.int64(1) << v))] = np.inf
         at = int(np.argmin(total))
         if total[at] < self.best_value and total[at] < self.upper:
             self.best_value = float(total[at])

@@ -1,0 +1,101 @@
+"""Why a candidate cannot be: too little memory (by how many bytes), or a limit that it breaks.
+
+In: a cost model or a prediction. Out: `Rejection`s, and the `NoFeasiblePlanError` that tells the nearest miss for every
+machine and for all of them together.
+"""
+
+from __future__ import annotations
+
+from shardwise.errors import NoFeasiblePlanError
+from shardwise.planner.cost_memory import layer_kv_bytes, rank_memory
+from shardwise.planner.cost_model import CostModel
+from shardwise.planner.types import Limits, Plan, Prediction, Rejection
+from shardwise.planner.units import Unit
+from shardwise.units import format_bytes, format_duration
+
+
+def limit_reasons(limits: Limits, predicted: Prediction, plan: Plan) -> list[str]:
+    """The limits that the plan breaks, in words."""
+    out = []
+    first, p95 = limits.max_time_to_first_token_s, limits.max_inter_token_p95_s
+    if first is not None and predicted.time_to_first_token_s > first:
+        out.append(f"first token after {format_duration(predicted.time_to_first_token_s)}, wanted {format_duration(first)}")
+    if p95 is not None and predicted.inter_token_s.p95 > p95:
+        out.append(f"p95 between tokens {format_duration(predicted.inter_token_s.p95)}, wanted {format_duration(p95)}")
+    rate = limits.min_decode_tokens_per_s
+    if rate is not None and predicted.decode_tokens_per_s < rate:
+        out.append(f"{predicted.decode_tokens_per_s:.2f} tokens/s, wanted {rate:g}")
+    if limits.min_availability is not None and predicted.availability < limits.min_availability:
+        out.append(f"all machines up {predicted.availability:.1%} of the time, wanted {limits.min_availability:.1%}")
+    if limits.max_stages is not None and len(plan.stages) > limits.max_stages:
+        out.append(f"{len(plan.stages)} stages, at most {limits.max_stages}")
+    return out
+
+
+def _short(model: CostModel, unit: Unit) -> int:
+    rank = model.whole_rank(unit, 0, model.model.num_layers)
+    return rank.total_bytes - rank.memory_limit_bytes
+
+
+def single_misses(model: CostModel) -> dict[str, int]:
+    """For every machine the bytes that its best device is short of holding everything; 0 where it fits."""
+    out: dict[str, int] = {}
+    for unit in model.units:
+        name = unit.node.name
+        out[name] = min(out.get(name, 2**62), max(0, _short(model, unit)))
+    return out
+
+
+def cluster_miss(model: CostModel) -> int:
+    """Bytes of layers that find no place when every unit is filled: 0 where all layers do (ends not counted twice)."""
+    description, workload = model.model, model.workload
+    sizes = [
+        description.layers[i].weight_bytes + layer_kv_bytes(description, i, workload, workload.num_users)
+        for i in range(description.num_layers)
+    ]
+    ends = rank_memory(description, 0, description.num_layers, workload, model.costs)
+    extra = ends.weight_bytes + ends.kv_bytes - sum(sizes)
+    room = sum(max(0, model.memory_limit_bytes(u) - ends.workspace_bytes) for u in model.units)
+    return max(0, round(sum(sizes) + extra - room))
+
+
+def rejections(model: CostModel) -> tuple[Rejection, ...]:
+    """Machines that cannot hold the model alone, and by how much."""
+    return tuple(
+        Rejection(
+            strategy="single_node",
+            nodes=(name,),
+            reason=f"does not fit alone: {format_bytes(short)} short",
+            short_by_bytes=short,
+        )
+        for name, short in single_misses(model).items()
+        if short > 0
+    )
+
+
+def infeasible(model: CostModel) -> NoFeasiblePlanError:
+    """Nothing fits: the nearest miss of each machine, and of all together."""
+    misses = single_misses(model)
+    nearest = min(misses, key=lambda name: misses[name])
+    together = cluster_miss(model)
+    whole = rank_memory(model.model, 0, model.model.num_layers, model.workload, model.costs)
+    rows = [*rejections(model)]
+    names = tuple(node.name for node in model.cluster.nodes)
+    reason = (
+        f"all machines together are {format_bytes(together)} short"
+        if together
+        else "the layers do not divide over the machines' memory within the limits"
+    )
+    rows.append(Rejection(strategy="layer_wise", nodes=names, reason=reason, short_by_bytes=together))
+    return NoFeasiblePlanError(
+        f"'{model.model.name}' needs {format_bytes(whole.total_bytes)} and fits nowhere: '{nearest}' is "
+        f"{format_bytes(misses[nearest])} short alone, {reason}",
+        where="cluster",
+        hint="add memory or a machine, take a smaller quantization, fewer users or a shorter context",
+        needed_bytes=whole.total_bytes,
+        nearest_miss={"node": nearest, "short_by_bytes": misses[nearest]},
+        short_by_bytes_per_node=misses,
+        rejections=[
+            {"strategy": r.strategy, "nodes": list(r.nodes), "reason": r.reason, "short_by_bytes": r.short_by_bytes} for r in rows
+        ],
+    )
