@@ -17,7 +17,15 @@ ROWS = {"attn_q": HIDDEN, "attn_k": 16, "attn_v": 16, "attn_output": HIDDEN, "ff
 SETTINGS = ManifestSettings(protocol_version=1)
 
 
-def write_tiny_model(path: Path, *, seed: int = 0, tied: bool = True, num_layers: int = NUM_LAYERS) -> Path:
+def write_tiny_model(
+    path: Path,
+    *,
+    seed: int = 0,
+    tied: bool = True,
+    num_layers: int = NUM_LAYERS,
+    token: str = "token",
+    half: bool = False,
+) -> Path:
     """A llama whose tensors lie as llama.cpp's converter puts them."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -31,12 +39,13 @@ def write_tiny_model(path: Path, *, seed: int = 0, tied: bool = True, num_layers
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(HIDDEN // 4)
     writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"token number {i} of the tiny model" for i in range(VOCAB)])
+    writer.add_token_list([f"{token} number {i} of the tiny model" for i in range(VOCAB)])
     writer.add_token_scores([float(-i) for i in range(VOCAB)])
     writer.add_token_types([1] * VOCAB)
 
     def add(name: str, *shape: int) -> None:
-        writer.add_tensor(name, rng.standard_normal(shape).astype(np.float32))
+        kind = np.float16 if half and len(shape) == 2 else np.float32
+        writer.add_tensor(name, rng.standard_normal(shape).astype(kind))
 
     add("token_embd.weight", VOCAB, HIDDEN)
     for layer in range(num_layers):
