@@ -22,6 +22,14 @@ from shardwise.transport.security.keys import NodeKeys
 WELCOME_TIMEOUT_S = 60.0
 
 
+def is_peer_behind(error: CompatibilityError) -> bool:
+    """Whether the only difference is that the peer has not heard of our epoch yet (after a fault, for a moment)."""
+    differences = [d for d in error.details.get("differences", []) if d["field"] != "manifest_digest"]
+    return (
+        len(differences) == 1 and differences[0]["field"] == "epoch" and int(differences[0]["peer"]) < int(differences[0]["own"])
+    )
+
+
 class Links:
     """All sockets of one worker."""
 
@@ -35,6 +43,7 @@ class Links:
         self._next: Outbox | None = None
         self._first: Outbox | None = None
         self._announce: Connected | None = None
+        self._greet_again: set[Outbox] = set()
         self._under_way = 0
         self._poller = zmq.Poller()
         for socket in (self.inbox.socket, self._driver.socket):
@@ -81,13 +90,18 @@ class Links:
 
     def connect(self, message: Connect) -> None:
         """Take new neighbours; the old connections are dropped."""
-        self._hello = replace(self._hello, epoch=message.epoch)
-        self.inbox.set_hello(self._hello)
-        self._driver.greet(self._hello)
+        self.set_epoch(message.epoch)
         self._next = self._replace(self._next, message.next_address, message.next_key)
         self._first = self._replace(self._first, message.first_address, message.first_key)
         self._under_way = 0
         self._announce = Connected(stage=self._config.stage, epoch=message.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go on under a higher epoch: neighbours must greet again, and the driver is greeted."""
+        if epoch != self._hello.epoch:
+            self._hello = replace(self._hello, epoch=epoch)
+            self.inbox.set_hello(self._hello)
+            self._driver.greet(self._hello)
 
     def _replace(self, old: Outbox | None, address: str, key: str) -> Outbox | None:
         if old is not None:
@@ -117,6 +131,17 @@ class Links:
             out.append(self._announce)
             self._announce = None
         return out
+
+    def greet_again(self) -> None:
+        """Try again at peers that had not heard of the new epoch yet."""
+        for outbox in self._greet_again:
+            if outbox in (self._driver, self._next, self._first):
+                outbox.greet(self._hello)
+        self._greet_again.clear()
+
+    @property
+    def must_greet_again(self) -> bool:
+        return bool(self._greet_again)
 
     def _refused(self, error: CompatibilityError) -> Failure:
         return Failure(

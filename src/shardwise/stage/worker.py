@@ -43,6 +43,7 @@ from shardwise.transport.messages import (
     ExportKv,
     Failure,
     KvState,
+    NewEpoch,
     OpenSession,
     Ping,
     Pong,
@@ -60,6 +61,7 @@ from shardwise.transport.messages import (
 from shardwise.transport.security.keys import NodeKeys
 
 IDLE_WAIT_S = 1.0
+GREET_AGAIN_S = 0.02
 
 
 class StageWorker:
@@ -108,7 +110,10 @@ class StageWorker:
     def _receive_all(self, *, wait: bool) -> float:
         """Handle everything that has arrived; returns how long nothing was there."""
         started_s = self.clock.now_s()
-        if wait:
+        if self.links.must_greet_again:
+            self.links.wait(GREET_AGAIN_S)
+            self.links.greet_again()
+        elif wait:
             self.links.wait(IDLE_WAIT_S)
         waited_s = self.clock.now_s() - started_s
         for reply in self.links.read_replies():
@@ -129,6 +134,14 @@ class StageWorker:
             for item in batch:
                 self._report(error, item.segment.session, item.segment.epoch)
                 self._forget(item.segment.session)
+        finally:
+            self.release(batch)
+
+    def release(self, items: list[Item]) -> None:
+        """Acknowledge chunks that were computed or dropped: every one that was sent, or the sender's window closes for good."""
+        for item in items:
+            if item.peer and item.segment.num_tokens > 1:
+                self.links.acknowledge(item.peer)
 
     def _report(self, error: ShardwiseError, session: int, epoch: int) -> None:
         details = {k: v for k, v in error.details.items() if isinstance(v, str | int | float)}
@@ -175,6 +188,9 @@ class StageWorker:
                 self.links.to_driver(self._stats(message))
                 if message.reset:
                     self.figures = WorkerFigures()
+            case NewEpoch():
+                self.links.set_epoch(message.epoch)
+                self.heart.set_hello(self.links.hello)
             case Connect():
                 self.links.connect(message)
                 self.heart.set_hello(self.links.hello)
@@ -225,12 +241,15 @@ class StageWorker:
         segment = item.segment
         if not self.sessions.belongs(segment):
             self.figures.num_fenced += 1
+            self.release([item])
             return
         try:
             if not self.sessions.check(segment, self.queued[segment.session]):
                 self.figures.num_duplicates += 1
+                self.release([item])
                 return
         except ShardwiseError as error:
+            self.release([item])
             self._report(error, segment.session, segment.epoch)
             return
         self.queued[segment.session] = segment.position + segment.num_tokens
@@ -292,7 +311,7 @@ class StageWorker:
         found = self.sessions.close(session)
         self.sent_log.forget(session)
         self.queued.pop(session, None)
-        self.batcher.discard(lambda segment: segment.session != session)
+        self.release(self.batcher.discard(lambda segment: segment.session != session))
         if found is not None:
             if found.sampler is not None:
                 found.sampler.close()

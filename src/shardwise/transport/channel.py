@@ -12,6 +12,7 @@ refuses (`CompatibilityError`). **Called by** stage workers, the session driver,
 from __future__ import annotations
 
 import errno
+import re
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ LINGER_MS = 200
 MAX_PEERS = 4096
 MAX_REFUSALS = 64
 _HELLO_TAG = b"\xa1t\xa5hello"  # how MessagePack writes the tag of a Hello, its first field
+_REPLY_TAG = re.compile(rb"\xa1t\xa7(welcome|refused)")
 DRIVER = -1  # `Hello.stage` of the session driver
 
 
@@ -203,7 +205,7 @@ class Outbox:
                 data = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return None
-            if not self.welcomed and handshake.is_reply(data):
+            if (_REPLY_TAG.search(data[:16]) or not self.welcomed) and handshake.is_reply(data):
                 handshake.read_reply(data, where=self.address)
                 self.welcomed = True
                 continue
