@@ -25,6 +25,7 @@ from shardwise.errors import ReplyTimeout, ShardwiseError, StageCrashed, UsageEr
 from shardwise.model.description import ModelDescription
 from shardwise.records import Record, replace
 from shardwise.session.driver import Driver, SessionHandle
+from shardwise.session.journal import Unfinished
 from shardwise.session.recovery import Available, RecoveryPolicy
 from shardwise.session.request import GenerationRequest, Readiness, Recovery, Token
 from shardwise.shards.manifest import Manifest
@@ -138,6 +139,17 @@ class Deployment:
             traced=traced,
         )
         return self.stream(request)
+
+    @property
+    def unfinished(self) -> list[Unfinished]:
+        """Sessions of the journal that an earlier driver did not finish, and that this deployment can go on with."""
+        journal = self.driver.journal
+        return [] if journal is None else [u for u in journal.unfinished if u.manifest_digest == self.manifest.digest]
+
+    def resume(self, unfinished: Unfinished) -> Iterator[Token]:
+        """Go on with such a session: its further tokens, the same as if nothing had happened."""
+        events: queue.SimpleQueue[Token | ShardwiseError] = queue.SimpleQueue()
+        return self._events(self.driver.resume(unfinished, events.put), events)
 
     def stream(self, request: GenerationRequest) -> Iterator[Token]:
         """Tokens of a request as they come."""

@@ -24,6 +24,7 @@ from shardwise.model.description import ModelDescription
 from shardwise.model.resolve import describe_model, resolve_model
 from shardwise.records import replace
 from shardwise.session.driver import Driver
+from shardwise.session.journal import Journal
 from shardwise.session.peers import DriverSettings
 from shardwise.shards.manifest import Manifest
 from shardwise.shards.slicing import StageFiles
@@ -82,7 +83,8 @@ def launch(
         max_queue=options.max_queue,
         probe_interval_s=options.probe_interval_s,
     )
-    driver = Driver(settings, tokenizer, keys, context)
+    journal = Journal(Path(options.journal_dir)) if options.journal_dir else None
+    driver = Driver(settings, tokenizer, keys, context, journal=journal)
     chosen_engine = engine or LocalEngine()
     configs = _worker_configs(description, manifest, options, files, places, driver, keys)
     deployment = Deployment(

@@ -46,6 +46,7 @@ class RunOptions(Record):
     probe_interval_s: float = 10.0
     cache_dir: str = ""  # "" = the user's cache
     recovery: RecoveryPolicy = RecoveryPolicy()
+    journal_dir: str = ""  # "" = sessions are journalled in memory only
     sent_log_bytes: int = 64 * 2**20  # of activations that a stage keeps to refill its neighbour after a fault
 
     def check(self, model: ModelDescription) -> None:

@@ -30,6 +30,7 @@ from shardwise.errors import (
     UsageError,
     from_record,
 )
+from shardwise.session.journal import Ended, Generated, Journal, Opened, Unfinished
 from shardwise.session.peers import DriverSettings, Peers
 from shardwise.session.request import GenerationRequest, Readiness, Recovery
 from shardwise.session.session import OnEvent, Session
@@ -84,11 +85,13 @@ class Driver:
         keys: NodeKeys | None,
         context: zmq.Context[zmq.Socket[bytes]],
         clock: Clock | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.settings, self.tokenizer = settings, tokenizer
         self.clock = clock or SystemClock()
         self.peers = Peers(settings, keys, context)
         self.address = self.peers.address
+        self.journal = journal
         self.open_sessions: dict[int, Session] = {}
         self.waiting: deque[Session] = deque()
         self.clock_offset_s: dict[int, float] = {}  # stage -> its clock minus ours
@@ -137,6 +140,13 @@ class Driver:
         self.call(lambda: self._admit(session))
         return SessionHandle(self, session)
 
+    def resume(self, unfinished: Unfinished, on_event: OnEvent) -> SessionHandle:
+        """Go on with a session of an earlier driver's journal; only tokens that are new are events."""
+        session = Session(next(self._numbers), unfinished.request, self.tokenizer, on_event, self.clock.now_s())
+        session.restore(unfinished.generated)
+        self.call(lambda: self._admit(session))
+        return SessionHandle(self, session)
+
     def _check(self, request: GenerationRequest) -> None:
         if self.failure is not None:
             raise self.failure
@@ -173,6 +183,10 @@ class Driver:
         """Return when a message has been handled, or after `timeout_s`."""
         with self._changed:
             self._changed.wait(timeout_s)
+
+    @property
+    def manifest_digest(self) -> str:
+        return self.settings.hello.manifest_digest
 
     @property
     def connected(self) -> bool:
@@ -233,6 +247,8 @@ class Driver:
                 self._probe()
         self._wake_in.close(linger=0)
         self.peers.close()
+        if self.journal is not None:
+            self.journal.close()
 
     def _stop(self) -> None:
         for session in [*self.open_sessions.values(), *self.waiting]:
@@ -321,7 +337,12 @@ class Driver:
         if pong.sequence < 8:
             self.peers.send(pong.stage, Ping(sequence=pong.sequence + 1, sent_s=now_s))
 
-    def _admit(self, session: Session) -> None:
+    def _admit(self, session: Session, *, journalled: bool = True) -> None:
+        if self.journal is not None and journalled:
+            self.journal.append(Opened(session=session.number, request=session.request, manifest_digest=self.manifest_digest))
+            for index, token in enumerate(session.generated):
+                self.journal.append(Generated(session=session.number, position=len(session.request.prompt) + index, token=token))
+            session.journalled = True
         self.waiting.append(session)
         self._open_waiting()
 
@@ -343,6 +364,8 @@ class Driver:
         self.last_token_s = self.clock.now_s()
         known = len(session.recoveries)
         if session.accept(sampled, self.last_token_s):
+            if self.journal is not None and session.journalled:
+                self.journal.append(Generated(session=session.number, position=sampled.position, token=sampled.token))
             self.recoveries += session.recoveries[known:]
             if session.finished:
                 self.end(session, cancelled=False)
@@ -351,6 +374,9 @@ class Driver:
         """Free a session everywhere."""
         if cancelled:
             session.cancel(self.clock.now_s())
+        if self.journal is not None and session.journalled:
+            self.journal.append(Ended(session=session.number, reason="cancelled" if cancelled else "finished"))
+            session.journalled = False
         if self.open_sessions.pop(session.number, None) is not None:
             self.peers.send_all(CloseSession(session=session.number, epoch=session.epoch))
         self._open_waiting()
@@ -393,4 +419,4 @@ class Driver:
         if self.open_sessions or self.waiting or recent:
             return
         request = GenerationRequest(prompt=(0,), max_tokens=1, ignore_eos=True)
-        self._admit(Session(next(self._numbers), request, self.tokenizer, lambda _: None, self.clock.now_s()))
+        self._admit(Session(next(self._numbers), request, self.tokenizer, lambda _: None, self.clock.now_s()), journalled=False)

@@ -39,6 +39,7 @@ class Session:
         self.generated: list[int] = []
         self.recoveries: list[Recovery] = []
         self.finished = False
+        self.journalled = False
         self.submitted_s = submitted_s
         self.last_event_s = submitted_s
         self._interrupted: Interruption | None = None
@@ -91,6 +92,12 @@ class Session:
                     grade=stall.grade,
                 )
             )
+
+    def restore(self, generated: tuple[int, ...]) -> None:
+        """Take over tokens that an earlier driver gave out already."""
+        for token in generated:
+            self.generated.append(token)
+            self._text.feed(self._tokenizer.token_bytes(token))
 
     def accept(self, sampled: Sampled, now_s: float) -> bool:
         """Take a token that is due and give it out; False for another epoch, a duplicate, or after the end."""
