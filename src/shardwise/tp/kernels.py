@@ -182,8 +182,19 @@ def _moe_tensor(bound: BoundShard, module: nn.Module, args: tuple[Any, ...], kwa
     """Every rank runs its slice of every expert: (tokens, D), indices (tokens, K), weights (tokens, K) -> the sum."""
     x, index, weights, *rest = args
     comm = bound.comm
-    y = bound.call(module, moves.copy_to_ranks(x, comm), index, moves.copy_to_ranks(weights, comm), *rest, **kwargs)
-    return moves.reduce_from_ranks(y, comm)
+    x, weights = moves.copy_to_ranks(x, comm), moves.copy_to_ranks(weights, comm)
+    if _holds_nothing(module):
+        return moves.reduce_from_ranks(_zeros_touching(module, x, weights), comm)
+    return moves.reduce_from_ranks(bound.call(module, x, index, weights, *rest, **kwargs), comm)
+
+
+def _holds_nothing(module: nn.Module) -> bool:
+    return any(parameter.numel() == 0 for parameter in module.parameters(recurse=False))
+
+
+def _zeros_touching(module: nn.Module, *used: torch.Tensor) -> torch.Tensor:
+    """What a rank without experts adds: zeros, tied to everything that the other ranks go backward through."""
+    return moves.touched(torch.zeros_like(used[0]), *used, *module.parameters(recurse=False))
 
 
 def _moe_expert(bound: BoundShard, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,6 +203,8 @@ def _moe_expert(bound: BoundShard, module: nn.Module, args: tuple[Any, ...], kwa
     x, index, weights, *rest = args
     comm = bound.comm
     x, weights = moves.copy_to_ranks(x, comm), moves.copy_to_ranks(weights, comm)
+    if _holds_nothing(module):
+        return moves.reduce_from_ranks(_zeros_touching(module, x, weights), comm)
     local = bound.tables["local_index"][index]
     mine = local >= 0
     sent = torch.where(mine, local, bound.numbers["num_local"])

@@ -117,6 +117,7 @@ class _Resolver:
                 self._imply_norm(path, style, part)
             if attention.split.replicates_kv:
                 self.notes.append(f"{attention.path or 'model'}: KV heads are held by more than one rank")
+        self._plain_experts_where_unaligned()
         self._settle_tied_weights()
         return ResolvedPlan(
             self.degree,
@@ -168,8 +169,9 @@ class _Resolver:
         """The partition of a match's cut dimension, block by block where it is packed."""
         style = match.style
         unit = style.unit or unit
-        if style.leave == "gather" or style.enter == "split":
-            return split_size(size, self.degree, self.shares, unit=unit, where=match.name)
+        if style.leave == "gather" or style.enter == "split" or style.cut == "vocab" or style.name == "vocab_head":
+            # nobody outside sees these splits, so they need not be even: vocabularies seldom divide
+            return split_size(size, self.degree, self.shares or (1.0,) * self.degree, unit=unit, where=match.name)
         if not style.packed:
             return self._part(match.name, size, role_of(match.name), unit)
         sizes = self._sizes_of_blocks(module or nn.Module(), match, size)
@@ -258,7 +260,28 @@ class _Resolver:
         owner = self.heads.owner_of(match.name)
         if owner is not None and not match.style.packed and size == owner.split.num_heads:
             return owner.split.q
-        return self._part_of(match, None, size)
+        # fused experts run in grouped products, which want rows of whole 16 bytes
+        aligned = max(1, 16 // tensor.element_size())
+        block = min(self._sizes_of_blocks(module, match, size)) if match.style.packed else size
+        unit = aligned if self.shares is not None and tensor.dim() == 3 and block % (aligned * self.degree) == 0 else 1
+        return self._part_of(match, None, size, unit)
+
+    def _plain_experts_where_unaligned(self) -> None:
+        """transformers' grouped products refuse rows that are no multiple of 16 bytes: such experts run one by one."""
+        for shard in self.shards.values():
+            config = getattr(self.modules[shard.path], "config", None)
+            if shard.style.kernel != "moe_tensor" or getattr(config, "_experts_implementation_internal", None) != "grouped_mm":
+                continue
+            sizes = {name: tensor.element_size() for name, tensor in own_tensors(self.modules[shard.path])}
+            rows = [
+                layout.local_shape(rank)[-1] * sizes[name]
+                for name, layout in shard.layouts.items()
+                for rank in range(self.degree)
+            ]
+            if any(row % 16 for row in rows):
+                change = AttributeChange(shard.path, "config._experts_implementation_internal", ("eager",) * self.degree)
+                self.attributes.append(change)
+                self.notes.append(f"{shard.path}: rows of {min(rows)} bytes, so experts run one by one")
 
     def _imply_norm(self, path: str, style_name: str, part: Partition | None) -> None:
         given = self.shards.get(path)
