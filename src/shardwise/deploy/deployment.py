@@ -31,6 +31,7 @@ from shardwise.session.request import GenerationRequest, Readiness, Recovery, To
 from shardwise.shards.manifest import Manifest
 from shardwise.stage.config import WorkerConfig
 from shardwise.transport.messages import SamplingSettings, Stats
+from shardwise.transport.pieces import PieceServer
 
 TOKEN_TIMEOUT_S = 600.0
 
@@ -65,10 +66,12 @@ class Deployment:
         configs: list[WorkerConfig],
         places: list[Placement],
         context: zmq.Context[zmq.Socket[bytes]],
+        pieces: PieceServer | None = None,
     ) -> None:
         self.model, self.manifest, self.options, self.tokenizer = model, manifest, options, tokenizer
         self.engine, self.driver = engine, driver
         self._configs, self._places, self._context = configs, places, context
+        self._pieces = pieces
         self._names = [worker_name(config.stage) for config in configs]
         self._closed = threading.Event()
         self.supervisor: Supervisor | None = None
@@ -219,6 +222,8 @@ class Deployment:
         self._closed.set()
         if self.supervisor is not None:
             self.supervisor.stop()
+        if self._pieces is not None:
+            self._pieces.close()
         self.driver.close()
         self.engine.close()
         self.tokenizer.close()

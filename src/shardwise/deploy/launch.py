@@ -5,7 +5,6 @@ describe -> prepare_slices -> WorkerSpec a stage -> engine.start -> Ready from a
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from shardwise.cluster.local import LocalEngine
 from shardwise.deploy.deployment import Deployment, crash_error, worker_name, worker_spec
 from shardwise.deploy.memory import require_memory
 from shardwise.deploy.options import Placement, RunOptions, main_quantization
-from shardwise.deploy.slices import prepare_slices
+from shardwise.deploy.slices import prepare_slices, servable_pieces, slice_orders
 from shardwise.deploy.tokenizer import LlamaTokenizer
 from shardwise.errors import ReplyTimeout
 from shardwise.model.description import ModelDescription
@@ -27,12 +26,15 @@ from shardwise.session.driver import Driver
 from shardwise.session.journal import Journal
 from shardwise.session.peers import DriverSettings
 from shardwise.shards.manifest import Manifest
-from shardwise.shards.slicing import StageFiles
 from shardwise.stage.backend import BackendSettings
 from shardwise.stage.config import AllowedPeer, WorkerConfig
+from shardwise.stage.llama.library import build_identity
+from shardwise.stage.own_slice import PieceAddress, SliceOrder
 from shardwise.transport.handshake import Hello
+from shardwise.transport.pieces import PieceServer
 from shardwise.transport.security.keys import NodeKeys
 
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 OnProgress = Callable[[str, float], None]  # what is being done, share done (0..1)
 
 
@@ -86,7 +88,10 @@ def launch(
     journal = Journal(Path(options.journal_dir)) if options.journal_dir else None
     driver = Driver(settings, tokenizer, keys, context, journal=journal)
     chosen_engine = engine or LocalEngine()
-    configs = _worker_configs(description, manifest, options, files, places, driver, keys)
+    pieces = _serve_pieces(description, manifest, options, places, driver, driver_host, keys, context)
+    peers = (PieceAddress(address=pieces.address, public_key=keys.public),) if pieces is not None and keys is not None else ()
+    orders = slice_orders(description, manifest, options, peers)
+    configs = _worker_configs(description, options, orders, places, driver, keys)
     deployment = Deployment(
         model=description,
         manifest=manifest,
@@ -97,6 +102,7 @@ def launch(
         configs=configs,
         places=places,
         context=context,
+        pieces=pieces,
     )
     try:
         driver.start()
@@ -106,6 +112,23 @@ def launch(
         deployment.close()
         raise
     return deployment
+
+
+def _serve_pieces(
+    model: ModelDescription,
+    manifest: Manifest,
+    options: RunOptions,
+    places: list[Placement],
+    driver: Driver,
+    host: str,
+    keys: NodeKeys | None,
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> PieceServer | None:
+    """Where stages run on other machines: hand out what they lack, to this deployment's workers only."""
+    if keys is None or all(place.host in LOCAL_HOSTS for place in places):
+        return None
+    source = servable_pieces(model, manifest, options)
+    return PieceServer(context, _listen(host), lambda: source, keys=keys, allowed=driver.peers.allowed)
 
 
 def _wait_ready(deployment: Deployment, timeout_s: float, say: OnProgress) -> None:
@@ -146,15 +169,14 @@ def _hello(manifest: Manifest, options: RunOptions) -> Hello:
         wire_dtype=options.wire_dtype,
         context_tokens=options.context_tokens,
         kv_type=options.kv_type,
-        backend=f"llama.cpp {importlib.metadata.version('llama-cpp-python')}",
+        backend=build_identity(),
     )
 
 
 def _worker_configs(
     model: ModelDescription,
-    manifest: Manifest,
     options: RunOptions,
-    files: list[StageFiles],
+    orders: list[SliceOrder],
     places: list[Placement],
     driver: Driver,
     driver_keys: NodeKeys | None,
@@ -170,7 +192,7 @@ def _worker_configs(
         gpu_layers=options.gpu_layers,
         blas=options.blas,
     )
-    keys = [NodeKeys.generate() if driver_keys else None for _ in files]
+    keys = [NodeKeys.generate() if driver_keys else None for _ in orders]
     for index, key in enumerate(keys):
         if key is not None:
             driver.peers.allowed.allow(key.public, f"stage-{index}")
@@ -180,8 +202,8 @@ def _worker_configs(
     return [
         WorkerConfig(
             stage=index,
-            num_stages=len(files),
-            files=stage,
+            num_stages=len(orders),
+            order=order,
             main_quantization=quantization,
             settings=backend,
             hello=replace(driver.settings.hello, stage=index, node=place.node),
@@ -196,7 +218,7 @@ def _worker_configs(
             secret_key=key.secret if key else "",
             allowed=allowed,
         )
-        for index, (stage, place, key) in enumerate(zip(files, places, keys, strict=True))
+        for index, (order, place, key) in enumerate(zip(orders, places, keys, strict=True))
     ]
 
 

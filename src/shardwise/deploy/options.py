@@ -42,6 +42,7 @@ class RunOptions(Record):
     blas: str = "auto"
     deterministic: bool = False
     encrypt: bool = True
+    paranoid: bool = False  # workers read every byte of their slice at every start
     start_timeout_s: float = 120.0
     probe_interval_s: float = 10.0
     cache_dir: str = ""  # "" = the user's cache

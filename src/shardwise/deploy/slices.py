@@ -11,7 +11,11 @@ from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.shards.manifest import Manifest, ManifestSettings
 from shardwise.shards.packing import make_manifest, pack_model
+from shardwise.shards.pieces import LocalPieces, PieceSource, Place, pieces_of_files
 from shardwise.shards.slicing import StageFiles, slice_model
+from shardwise.shards.stage_paths import stage_files as shards_stage_files
+from shardwise.shards.verify import paths_in
+from shardwise.stage.own_slice import PieceAddress, SliceOrder
 from shardwise.transport.messages import PROTOCOL_VERSION
 
 Progress = Callable[[int, int], None]
@@ -23,7 +27,7 @@ def prepare_slices(
     """Cut (or find) every stage's files in the cache. One stage uses the model's own file; nothing is copied."""
     source = weights_path(model)
     counts = options.layer_counts(model)
-    directory = options.cache() / "slices" / model.revision_digest[:16] / "-".join(map(str, counts))
+    directory = slice_dir(model, options)
     settings = manifest_settings(options)
     if len(counts) == 1:
         manifest = make_manifest(source, counts, settings, stamp_dir=directory, progress=progress).manifest
@@ -54,21 +58,44 @@ def manifest_settings(options: RunOptions) -> ManifestSettings:
     )
 
 
+def slice_dir(model: ModelDescription, options: RunOptions) -> Path:
+    """Where this machine keeps the slices of a model and a split."""
+    counts = options.layer_counts(model)
+    return options.cache() / "slices" / model.revision_digest[:16] / "-".join(map(str, counts))
+
+
 def stage_files(manifest: Manifest, directory: Path) -> list[StageFiles]:
     """The files of a packed directory."""
+    stages = enumerate(manifest.stages)
+    return [shards_stage_files(manifest, index, paths_in(directory, stage.files)) for index, stage in stages]
+
+
+def slice_orders(
+    model: ModelDescription, manifest: Manifest, options: RunOptions, peers: tuple[PieceAddress, ...] = ()
+) -> list[SliceOrder]:
+    """What each stage's worker must hold, and where it finds it: in this machine's cache if the worker runs here, in the
+    model's own file where its node has one under the same path, from `peers` otherwise."""
+    directory, sources = slice_dir(model, options), tuple(str(path) for path in model.source.paths)
     return [
-        StageFiles(
-            start=stage.start,
-            end=stage.end,
-            num_layers=manifest.num_layers,
-            weights=str(directory / stage.weights),
-            embedding=str(directory / stage.embedding) if stage.embedding else None,
-            architecture=manifest.architecture,
-            input_scale=stage.input_scale,
-            input_batch=stage.input_batch,
-            input_node=stage.input_node,
-            output_node=stage.output_node,
-            weight_bytes=stage.weight_bytes,
+        SliceOrder(
+            manifest=manifest,
+            paths=sources if len(manifest.stages) == 1 else tuple(str(directory / file.name) for file in stage.files),
+            record_dir=str(directory),
+            paranoid=options.paranoid,
+            model_files=sources,
+            peers=peers,
         )
         for stage in manifest.stages
     ]
+
+
+def servable_pieces(model: ModelDescription, manifest: Manifest, options: RunOptions) -> PieceSource:
+    """Every piece of a deployment on this machine, to serve to the nodes that lack some."""
+    if len(manifest.stages) == 1:
+        paths = dict(zip((f.name for f in manifest.stages[0].files), map(Path, model.source.paths), strict=True))
+        return LocalPieces(
+            manifest.model,
+            {p.sha256: Place(paths[f.name], p.offset_bytes, p.num_bytes) for f in manifest.stages[0].files for p in f.pieces},
+        )
+    files = [file for stage in manifest.stages for file in stage.files]
+    return pieces_of_files(manifest.model, slice_dir(model, options), files)

@@ -237,7 +237,7 @@ class Driver:
                 self._wake_in.recv()
             while self._calls:
                 self._calls.popleft()()
-            for refusal in self.peers.read_replies():
+            for refusal in [*self.peers.read_replies(), *self.peers.read_refusals()]:
                 self.fail_all(refusal)
             while (envelope := self.peers.receive()) is not None:
                 self._handle(envelope)

@@ -46,7 +46,7 @@ class SliceOrder(Record):
     """Which slice a worker must hold, and where it can be had."""
 
     manifest: Manifest
-    paths: tuple[str, ...] = ()  # of the stage's files, in order, where they lie here already; empty = fetch
+    paths: tuple[str, ...] = ()  # of the stage's files, in order; used where they are on this node, fetched otherwise
     record_dir: str = ""  # where it is noted that `paths` were verified
     paranoid: bool = False  # read every byte at every start
     store: str = ""  # folder of this node's store; "" = the user's cache
@@ -63,7 +63,7 @@ def own_slice(
     """Verified files of a stage; while the block runs they are not collected. `keys`: to ask peers with."""
     wanted = order.manifest.stages[stage]
     key = own_keys().derive("verification")
-    if order.paths:
+    if order.paths and all(Path(path).exists() for path in order.paths):
         paths = paths_of(wanted, order.paths)
         ensure_verified(paths, wanted, key, record_dir=Path(order.record_dir), paranoid=order.paranoid)
         yield stage_files(order.manifest, stage, paths)
