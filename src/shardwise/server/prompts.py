@@ -28,7 +28,10 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
         if part.type not in _TEXT_PARTS:
             kind = part.type.removeprefix("input_").removesuffix("_url")[:40]
             raise impossible(f"this model reads text only, and {where}.content[{index}] is of type '{kind}'", "messages")
-        texts.append(part.text if part.text is not None else str((part.model_extra or {}).get("refusal", "")))
+        text = part.text if part.type != "refusal" else (part.model_extra or {}).get("refusal")
+        if not isinstance(text, str):
+            raise invalid(f"{where}.content[{index}] has no text", "messages")
+        texts.append(text)
     return "".join(texts)
 
 

@@ -24,10 +24,11 @@ class Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
-class StreamOptions(Lenient):
+class StreamOptions(Body):
     """`include_usage`: a last chunk with the token counts."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # nothing is padded here
 
 
 class Sampling(Body):
