@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import secrets
@@ -19,11 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import psutil
+
+from shardwise.clock import SystemClock
 from shardwise.errors import CorruptWeightsError, UsageError
 from shardwise.model.gguf_header import FORMATS, GgufType
 from shardwise.units import format_bytes
 
 COPY_BYTES = 8 << 20
+LEFTOVER_AGE_S = 3600.0
 ALIGNMENT_BYTES = 32
 
 
@@ -113,6 +118,7 @@ def make_directory(directory: Path) -> None:
 def write_file(path: Path, header: bytes, tensors: Sequence[OutTensor], on_bytes: Callable[[int], None] = lambda _: None) -> str:
     """Write, fsync, rename into place; returns the SHA-256 of the whole file. `on_bytes(n)` after each piece."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    _remove_leftovers(path)
     try:
         digest = _write_all(temporary, header, tensors, on_bytes)
         os.replace(temporary, path)
@@ -123,6 +129,17 @@ def write_file(path: Path, header: bytes, tensors: Sequence[OutTensor], on_bytes
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return digest
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Half-written files of processes that were killed: not those of live ones, nor young ones (of another machine)."""
+    now_s = SystemClock().wall_s()
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        pid = leftover.name.split(".")[-3]
+        with contextlib.suppress(OSError):
+            old = now_s - leftover.stat().st_mtime > LEFTOVER_AGE_S
+            if old and pid.isdecimal() and not psutil.pid_exists(int(pid)):
+                leftover.unlink()
 
 
 def _write_all(path: Path, header: bytes, tensors: Sequence[OutTensor], on_bytes: Callable[[int], None]) -> str:

@@ -140,6 +140,9 @@ def slice_tensors(source: GgufSource, family: Family, start: int, end: int, num_
         name = _layer_name(tensor.name, start, end)
         if name is not None:
             out.append(_copied(tensor, name))
+    missing = set(range(end - start)).difference(int(t.name.split(".")[1]) for t in out)
+    if missing:
+        raise source.header.complaint(f"layer {start + min(missing)} of {num_layers} has no tensors")
     own_head = HEAD in source.tensors
     for name, tensor in source.tensors.items():
         if _LAYER.match(name):

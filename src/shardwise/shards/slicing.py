@@ -142,8 +142,8 @@ def count_layers(source: GgufSource) -> int:
     its architecture's parity does not cover.
     """
     num_layers = source.integer("block_count") - source.integer(NEXTN, 0)
-    if num_layers < 1:
-        raise source.header.complaint(f"the header claims {num_layers} layers")
+    if not 0 < num_layers <= len(source.tensors):
+        raise source.header.complaint(f"the header claims {num_layers} layers, the file has {len(source.tensors)} tensors")
     if EMBEDDING not in source.tensors:
         raise source.header.complaint(f"there is no tensor '{EMBEDDING}'")
     _refuse_unproved_variants(source, require_proved(source.architecture))

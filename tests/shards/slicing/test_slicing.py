@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import struct
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +15,15 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from shardwise.errors import MalformedModelError, ModelError, UnsupportedModelError, UsageError
+from shardwise.errors import MalformedModelError, ModelError, ShardwiseError, UnsupportedModelError, UsageError
 from shardwise.shards import gguf_writer
 from shardwise.shards.slicing import slice_model
 from tests.shards.slicing.conftest import MakeTiny
 from tests.shards.slicing.harness import chain_logits, cut, largest_difference, reference_logits
+from tests.tiny_models import make_tiny
 
 
 def tensors(path: str | Path) -> dict[str, gguf.ReaderTensor]:
@@ -210,6 +215,52 @@ def test_a_truncated_file_is_refused(keep: int, tiny: MakeTiny, tmp_path: Path) 
     with pytest.raises(MalformedModelError):
         slice_model(path, 0, 2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_leftovers_of_killed_processes_are_removed(tiny: MakeTiny, tmp_path: Path) -> None:
+    """Only old ones of processes that are gone: a young file may be another machine's, in a shared folder."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(timeout=60)
+    name = f"{tiny('llama').stem}.layers-1-3.gguf"
+    old, young, living = (tmp_path / f".{name}.{pid}.ab{i}.part" for i, pid in enumerate((ended.pid, ended.pid, os.getpid())))
+    for path in (old, young, living):
+        path.write_bytes(b"half")
+    for path in (old, living):
+        os.utime(path, (1, 1))
+    slice_model(tiny("llama"), 1, 3, tmp_path)
+    assert [path.exists() for path in (old, young, living)] == [False, True, True]
+
+
+def test_a_layer_without_tensors_is_refused(tiny: MakeTiny, tmp_path: Path) -> None:
+    data = tiny("llama").read_bytes()
+    path = tmp_path / "gap.gguf"
+    path.write_bytes(data.replace(b"blk.2.", b"blk.3x"))
+    with pytest.raises(MalformedModelError, match="layer 2 of 4 has no tensors"):
+        slice_model(path, 1, 3, tmp_path / "out")
+
+
+@pytest.mark.parametrize("layers", [0, 2**32 - 1])
+def test_a_layer_count_that_lies_is_refused(layers: int, tmp_path: Path) -> None:
+    """Found by fuzzing: 2^32 layers filled the memory with places to cut."""
+    path = make_tiny("llama", path=tmp_path / "lie.gguf", block_count=layers)
+    with pytest.raises(MalformedModelError, match=f"claims {layers} layers"):
+        slice_model(path, 0, 2, tmp_path / "out")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=st.lists(st.tuples(st.integers(0, 60_000), st.binary(min_size=1, max_size=9)), min_size=1, max_size=4))
+def test_no_damage_to_a_header_gives_anything_but_one_clear_error(
+    edits: list[tuple[int, bytes]], tiny: MakeTiny, tmp_path: Path
+) -> None:
+    data = bytearray(tiny("gemma3", "Q8_0", 7).read_bytes())
+    header_bytes = gguf.GGUFReader(tiny("gemma3", "Q8_0", 7)).data_offset
+    for position, replacement in edits:
+        place = position % header_bytes
+        data[place : place + len(replacement)] = replacement
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(data)
+    with contextlib.suppress(ShardwiseError):
+        slice_model(path, 0, 3, tmp_path / "out")
 
 
 def split(path: Path, folder: Path) -> list[Path]:
