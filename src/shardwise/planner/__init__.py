@@ -1,7 +1,8 @@
 """HOW to split a model, and WHETHER: cost model, search, advice. Pure functions over records; no clock, socket or process."""
 
+from shardwise.planner.assignment import compute_shard_assignment
 from shardwise.planner.cost_rates import RuntimeCosts
-from shardwise.planner.find_plan import find_plan
+from shardwise.planner.find_plan import advise, find_plan
 from shardwise.planner.predict import predict
 from shardwise.planner.types import (
     Advice,
@@ -40,6 +41,8 @@ __all__ = [
     "StageAssignment",
     "StagePrediction",
     "Workload",
+    "advise",
+    "compute_shard_assignment",
     "find_plan",
     "predict",
 ]

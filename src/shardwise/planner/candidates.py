@@ -77,6 +77,7 @@ def best_pipeline(
     users: int | None = None,
     wire_dtype: str = "f32",
     draft: Speculation | None = None,
+    min_stages: int = 1,
 ) -> tuple[Plan | None, Searched]:
     """The best single pipeline (or single machine) over `units` for `users` sessions."""
     pool = useful_units(model) if units is None else units
@@ -84,7 +85,11 @@ def best_pipeline(
     workload = replace(model.workload, num_users=sessions)
     most = min(len(pool), model.model.num_layers, model.request.limits.max_stages or len(pool))
     forms = objective_forms(workload, model.request.objective, max(1, most), draft)
-    forms = [dataclasses.replace(form, max_stages=min(form.max_stages, most)) for form in forms]
+    forms = [
+        dataclasses.replace(form, min_stages=max(form.min_stages, min_stages), max_stages=min(form.max_stages, most))
+        for form in forms
+        if form.max_stages >= min_stages
+    ]
     problems = [build_problem(model, form, wire_dtype, units=pool, sessions=sessions) for form in forms]
     _, found = search_forms(problems, budget=budget)
     if not found.stages:

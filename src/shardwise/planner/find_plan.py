@@ -7,8 +7,12 @@ Fails with `UsageError` for a request that contradicts itself (context beyond th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 from shardwise.errors import NoFeasiblePlanError
+from shardwise.model.description import ModelDescription
+from shardwise.planner.advice import advice_for
+from shardwise.planner.advice_numbers import Situation
 from shardwise.planner.candidates import Candidate, best_pipeline, candidate
 from shardwise.planner.check_request import check_request
 from shardwise.planner.cost_model import DEFAULT_COSTS, CostModel
@@ -21,6 +25,7 @@ from shardwise.planner.replica_plans import best_replicas
 from shardwise.planner.search_dp import CELLS_PER_S, Budget
 from shardwise.planner.types import (
     RUNNABLE_STRATEGIES,
+    Advice,
     Alternative,
     Plan,
     PlanRequest,
@@ -29,18 +34,20 @@ from shardwise.planner.types import (
 )
 from shardwise.records import replace
 
+Smaller = Sequence[ModelDescription] | Callable[[], Sequence[ModelDescription]]
+
 _MAX_ALTERNATIVES = 8
 
 
-def find_plan(request: PlanRequest, costs: RuntimeCosts = DEFAULT_COSTS) -> Plan:
-    """The best plan that keeps to the limits."""
+def find_plan(request: PlanRequest, costs: RuntimeCosts = DEFAULT_COSTS, *, smaller: Sequence[ModelDescription] = ()) -> Plan:
+    """The best plan that keeps to the limits, with advice; `smaller` are the same model at smaller quantizations."""
     check_request(request)
     model = CostModel(request, costs)
     found = _candidates(model)
     if not found:
         raise infeasible(model)
     chosen, judged = _choose(model, found)
-    return replace(
+    plan = replace(
         chosen.plan,
         predicted=judged[id(chosen)],
         objective=request.objective.kind,
@@ -51,6 +58,21 @@ def find_plan(request: PlanRequest, costs: RuntimeCosts = DEFAULT_COSTS) -> Plan
         alternatives=_alternatives(model, chosen, found, judged),
         rejections=rejections(model),
     )
+    return replace(plan, advice=advice_for(Situation(model, plan, list(smaller))))
+
+
+def advise(request: PlanRequest, smaller: Smaller = (), costs: RuntimeCosts = DEFAULT_COSTS) -> Advice:
+    """Should the model be split at all? Nothing that fits is a verdict here, not an error.
+
+    `smaller` are descriptions of the same model at smaller quantizations, or a function that makes them.
+    """
+    options = list(smaller() if callable(smaller) else smaller)
+    try:
+        plan = find_plan(request, costs, smaller=options)
+    except NoFeasiblePlanError:
+        return advice_for(Situation(CostModel(request, costs), None, options))
+    assert plan.advice is not None
+    return plan.advice
 
 
 def _seconds(value: float) -> float:
