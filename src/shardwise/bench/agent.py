@@ -35,8 +35,8 @@ from shardwise.bench.result import (
 )
 from shardwise.clock import SystemClock
 from shardwise.deploy.deployment import Deployment
-from shardwise.deploy.launch import Placement, launch
-from shardwise.deploy.options import RunOptions
+from shardwise.deploy.launch import launch
+from shardwise.deploy.options import Placement, RunOptions
 from shardwise.errors import ReplyTimeout, ShardwiseError
 from shardwise.records import from_json, to_json
 from shardwise.session.request import GenerationRequest, Token

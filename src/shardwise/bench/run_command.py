@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwise.bench.deployment_runner import DeploymentRunner
 from shardwise.bench.gate import GateFinding, check_gate, read_gate
+from shardwise.bench.peer_runner import PEERS, PeerRunner
 from shardwise.bench.progress import ConsoleProgress
 from shardwise.bench.report import chrome_trace, render_html, render_markdown
 from shardwise.bench.report.summary import Findings, gather_findings
@@ -17,6 +18,8 @@ from shardwise.bench.scenario import Scenario, load_scenario
 from shardwise.bench.store import TrialStore, load_result
 from shardwise.errors import UsageError
 from shardwise.records import Record, plain, replace, to_json
+
+DEFAULT_SCRIPTS = Path("benchmarks") / "peers"  # in a checkout
 
 
 class RunDone(Record):
@@ -34,21 +37,23 @@ def run_and_report(
     seed: int = 0,
     model: str = "",
     threads: int = 0,
+    peer_scripts: Path | None = None,
     quiet: bool = False,
 ) -> RunDone:
     """Run (or go on with) a scenario, then write its reports. Overrides of 0 or "" mean the scenario's own values."""
     scenario = overridden(load_scenario(name), repetitions=repetitions, seed=seed, model=model, threads=threads)
     store = TrialStore(out or Path("runs") / scenario.name, scenario)
     with ConsoleProgress(quiet=quiet) as progress:
-        result = run_scenario(scenario, store, engine_runners(), progress)
+        result = run_scenario(scenario, store, engine_runners(peer_scripts or DEFAULT_SCRIPTS), progress)
     paths = write_reports(result, store.folder)
     findings = gather_findings(result)
     return RunDone(summary=_summary(result, findings, paths), text=_text(findings, paths))
 
 
-def engine_runners() -> dict[str, GroupRunner]:
-    """Who measures which engine."""
-    return {"shardwise": DeploymentRunner()}
+def engine_runners(scripts: Path) -> dict[str, GroupRunner]:
+    """Who measures which engine; `scripts` is the folder of the peers' scripts."""
+    peers = {name: PeerRunner(peer, scripts) for name, peer in PEERS.items()}
+    return {"shardwise": DeploymentRunner(), **peers}
 
 
 def overridden(scenario: Scenario, *, repetitions: int, seed: int, model: str, threads: int) -> Scenario:

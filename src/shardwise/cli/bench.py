@@ -35,11 +35,19 @@ def run(
     seed: Annotated[int, typer.Option("--seed", help="Of the order and the links; 0 = the scenario's.")] = 0,
     model: Annotated[str, typer.Option("--model", help="Instead of the scenario's.")] = "",
     threads: Annotated[int, typer.Option("--threads", "-t", help="Threads of a stage; 0 = the scenario's.")] = 0,
+    peers: Annotated[Path | None, typer.Option("--peers", help="Folder of the peers' scripts.")] = None,
 ) -> None:
     from shardwise.bench.run_command import run_and_report
 
     done = run_and_report(
-        scenario, out=out, repetitions=repetitions, seed=seed, model=model, threads=threads, quiet=output().quiet
+        scenario,
+        out=out,
+        repetitions=repetitions,
+        seed=seed,
+        model=model,
+        threads=threads,
+        peer_scripts=peers,
+        quiet=output().quiet,
     )
     output().document(done.summary) if output().json else output().show(done.text)
 

@@ -63,7 +63,7 @@ class Findings(Record):
 
 def gather_findings(result: ResultFile) -> Findings:
     """See `Findings`."""
-    rows = [_row(result, key, trials) for key, trials in result.cases().items()]
+    rows = sorted((_row(result, key, trials) for key, trials in result.cases().items()), key=_reading_order)
     gaps = [account(trial).gap for trial in result.trials if trial.parts and trial.case.num_users == 1]
     return Findings(
         verdict=decide(gather_evidence(result)),
@@ -92,6 +92,11 @@ def _row(result: ResultFile, key: str, trials: list[TrialResult]) -> CaseRow:
         failed=len(failed),
         error=failed[0].message if failed else "",
     )
+
+
+def _reading_order(row: CaseRow) -> tuple[str, int, str, int, int, str]:
+    case = row.case
+    return case.network, len(case.hosts), case.split, case.num_users, case.output_tokens, case.engine
 
 
 def _show(value: float | None, unit: str) -> str:
