@@ -1,4 +1,4 @@
-"""Any `torch.nn.Module` -> `ModelDescription`, without importing torch: parameters are asked for name, shape and dtype.
+"""Any `torch.nn.Module` -> `ModelDescription`, without importing torch: its state dict is asked for names, shapes and dtypes.
 
 The layers are the children of the `ModuleList` (or `Sequential`) that holds the most weights; what is registered
 before it is the input side, what comes after is the output side. A module without such a list is one layer. Facts of
@@ -104,7 +104,7 @@ def _sort_parameters(module: Any, stack: str, count: int) -> _Parts:
     embeddings = {name for name, child in module.named_modules() if type(child).__name__.endswith("Embedding")}
     seen: set[int] = set()
     inside_or_after = False
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    for name, parameter in _tensors(module):
         owner = name.rpartition(".")[0]
         if id(parameter) in seen:
             parts.tied = parts.tied or not (prefix and name.startswith(prefix))
@@ -121,6 +121,11 @@ def _sort_parameters(module: Any, stack: str, count: int) -> _Parts:
         else:
             parts.output.append(weight)
     return parts
+
+
+def _tensors(module: Any) -> list[tuple[str, Any]]:
+    """Parameters and saved buffers, tied ones under each of their names."""
+    return [(name, value) for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "element_size")]
 
 
 def _child_index(rest: str) -> int:
@@ -159,7 +164,7 @@ def _hidden_size(parts: _Parts) -> int:
 def _digest(module: Any) -> str:
     """Names, shapes, dtypes, and 16 values of each parameter that has values."""
     digest = hashlib.sha256(b"shardwise module 1")
-    for name, parameter in module.named_parameters():
+    for name, parameter in _tensors(module):
         digest.update(f"{name}\0{tuple(parameter.shape)}\0{parameter.dtype}\0".encode())
         if str(parameter.device) != "meta" and parameter.numel():
             flat = parameter.detach().reshape(-1)
