@@ -9,6 +9,7 @@ from shardwise.cli.chat import chat
 from shardwise.cli.cluster import app as cluster
 from shardwise.cli.describe import describe
 from shardwise.cli.pack import pack
+from shardwise.cli.probe import probe
 from shardwise.cli.run import run
 from shardwise.cli.verify import verify
 
@@ -22,3 +23,4 @@ def register(app: typer.Typer) -> None:
     app.command("chat", help="A conversation.")(chat)
     app.add_typer(bench, name="bench")
     app.add_typer(cluster, name="cluster")
+    app.command("probe", help="Measure this machine, or all machines of its cluster and every link.")(probe)

@@ -6,6 +6,7 @@ A file is written, pushed out of the page cache where the system allows it (said
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -33,7 +34,8 @@ def disk_samples(folder: Path, file_bytes: int, rounds: int, clock: Clock) -> tu
     except OSError as error:
         raise UsageError(f"no disk probe: {error.strerror}", where=str(folder)) from error
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
     return samples, f"sequential read of {file_bytes >> 20} MiB, {'not cached' if uncached else 'possibly cached'}"
 
 

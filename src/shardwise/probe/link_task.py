@@ -23,6 +23,14 @@ class LinkSettings(Record):
         return cls(ping_s=0.4, ping_every_s=0.01, sparse_s=0.0, bulk_s=0.4, loaded_s=0.0)
 
 
+class LinkTarget(Record):
+    """The echo at the other end."""
+
+    name: str
+    address: str  # tcp://host:port
+    public: str  # its key
+
+
 class Percentiles(Record):
     """Seconds."""
 

@@ -14,9 +14,9 @@ import numpy as np
 import zmq
 
 from shardwise.clock import Clock
-from shardwise.errors import ReplyTimeout
+from shardwise.errors import ReplyTimeout, ShardwiseError
 from shardwise.machines.profile import LinkProfile
-from shardwise.probe.link_task import LinkReport, LinkSettings, Percentiles
+from shardwise.probe.link_task import LinkReport, LinkSettings, LinkTarget, Percentiles
 from shardwise.probe.statistics import measurement, percentile
 from shardwise.transport.channel import Inbox, Outbox
 from shardwise.transport.handshake import Hello
@@ -46,13 +46,13 @@ class Echo:
         self._stop = threading.Event()
         self._clock = clock
         started: list[Inbox] = []
-        failed: list[BaseException] = []
+        failed: list[ShardwiseError] = []
         up = threading.Event()
 
         def run() -> None:
             try:
                 inbox = Inbox(context, address, probe_hello(name), keys)
-            except BaseException as error:
+            except ShardwiseError as error:
                 failed.append(error)
                 up.set()
                 return
@@ -89,18 +89,10 @@ class LinkProbe:
     """Measures the link to one echo."""
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        name: str,
-        target: str,
-        address: str,
-        keys: NodeKeys,
-        peer_key: str,
-        clock: Clock,
+        self, context: zmq.Context[zmq.Socket[bytes]], name: str, target: LinkTarget, keys: NodeKeys, clock: Clock
     ) -> None:
-        self._name, self._target, self._clock = name, target, clock
-        self._context, self._address, self._keys, self._peer_key = context, address, keys, peer_key
-        self._outbox = Outbox(context, address, probe_hello(name), keys, peer_key)
+        self._context, self._name, self._target, self._keys, self._clock = context, name, target, keys, clock
+        self._outbox = Outbox(context, target.address, probe_hello(name), keys, target.public)
         self._sequence = 0
         self._lost = 0
 
@@ -119,7 +111,7 @@ class LinkProbe:
         jitter_s = percentile(there, 0.95) - percentile(there, 0.5)
         profile = LinkProfile(
             source=self._name,
-            target=self._target,
+            target=self._target.name,
             bytes_per_s=measurement(rates, METHOD, clock),
             latency_s=measurement([r / 2 for r in rounds], f"{METHOD}, half of the round trip", clock),
             jitter_p95_s=measurement([jitter_s], f"{METHOD}, one way, of {len(there)} pings", clock),
@@ -165,7 +157,7 @@ class LinkProbe:
         while True:
             left_ms = round((end_s - self._clock.now_s()) * 1000)
             if left_ms <= 0 or not self._outbox.socket.poll(left_ms):
-                raise ReplyTimeout(f"no echo from '{self._target}' within {timeout_s:g} s", where=self._address)
+                raise ReplyTimeout(f"no echo from '{self._target.name}' within {timeout_s:g} s", where=self._target.address)
             message = self._outbox.receive()
             if isinstance(message, Pong) and message.sequence == sequence:
                 return message.sent_s, message.now_s, self._clock.now_s()
@@ -195,7 +187,7 @@ class LinkProbe:
         stop = threading.Event()
 
         def pump() -> None:
-            other = LinkProbe(self._context, self._name, self._target, self._address, self._keys, self._peer_key, self._clock)
+            other = LinkProbe(self._context, self._name, self._target, self._keys, self._clock)
             try:
                 while not stop.is_set():
                     other._bulk(0.1)
