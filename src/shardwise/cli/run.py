@@ -31,6 +31,7 @@ def run(  # one parameter a flag
     gpu_layers: flags.GpuLayers = 0,
     blas: flags.Blas = "auto",
     deterministic: flags.Deterministic = False,
+    paranoid: flags.Paranoid = False,
     temperature: flags.Temperature = 0.0,
     top_k: flags.TopK = 40,
     top_p: flags.TopP = 0.95,
@@ -80,6 +81,7 @@ def run(  # one parameter a flag
         gpu_layers=gpu_layers,
         blas=blas,
         deterministic=deterministic,
+        paranoid=paranoid,
         probe_interval_s=0.0,
     )
     from shardwise.cli.generation import generate_once

@@ -29,6 +29,7 @@ ChunkTokens = Annotated[int, typer.Option("--chunk-tokens", help="Rows of a pref
 GpuLayers = Annotated[int, typer.Option("--gpu-layers", "-ngl", help="Layers of a stage on its GPU.")]
 Blas = Annotated[str, typer.Option("--blas", help="auto, on or off.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Tokens do not depend on who else is there.")]
+Paranoid = Annotated[bool, typer.Option("--paranoid", help="Check every byte of every slice at this start.")]
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens to generate at most.")]
 Temperature = Annotated[float, typer.Option("--temperature", "--temp", help="0 = greedy.", rich_help_panel=SAMPLING)]
