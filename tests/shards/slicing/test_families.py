@@ -119,3 +119,8 @@ def test_layers_for_multi_token_prediction_stay_out_of_slices(tiny: MakeTiny, tm
     assert files.num_layers == 4
     with pytest.raises(UsageError, match="model of 4 layers"):
         slice_model(tiny("glm4moe"), 2, 5, tmp_path)
+
+
+def test_the_documentation_names_every_proved_architecture() -> None:
+    lines = (Path(__file__).parents[3] / "docs" / "architectures.md").read_text(encoding="utf-8").splitlines()
+    assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(FAMILIES)
