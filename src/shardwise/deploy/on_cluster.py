@@ -1,0 +1,71 @@
+"""Run a model on the machines of the cluster that this one belongs to.
+
+The cluster's state folder and a plan's nodes flow in; a `Deployment` over `RayEngine` comes out. **Promises** each stage
+runs on the node that the plan names, the driver listens on this machine's address in the cluster, and the engine ends
+with the deployment. **Fails with** `UsageError` (no cluster, a node that is not up), and as `launch` says.
+**Called by** `cli`, `server`, people who embed shardwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from shardwise.cluster.engine import NodeInfo
+from shardwise.cluster.lifecycle import attach, own_node
+from shardwise.cluster.state import StateDir
+from shardwise.deploy.deployment import Deployment
+from shardwise.deploy.launch import OnProgress, launch
+from shardwise.deploy.options import Placement, RunOptions
+from shardwise.errors import UsageError
+from shardwise.model.description import ModelDescription
+from shardwise.model.resolve import describe_model, resolve_model
+
+
+def launch_on_cluster(
+    model: str | Path | ModelDescription,
+    options: RunOptions,
+    *,
+    nodes: Sequence[str] = (),
+    state: StateDir | None = None,
+    on_progress: OnProgress | None = None,
+) -> Deployment:
+    """Launch on the cluster's nodes; `nodes` has one name a stage (default: this node first, then the others in turn)."""
+    folder = state or StateDir()
+    description = model if isinstance(model, ModelDescription) else describe_model(resolve_model(model))
+    options.check(description)
+    engine = attach(folder)
+    try:
+        infos = engine.node_infos()
+        own = own_node(folder, infos)
+        placements = place_stages(infos, own, len(options.layer_counts(description)), nodes)
+    except BaseException:
+        engine.close()
+        raise
+    return launch(description, options, engine=engine, placements=placements, driver_host=own.address, on_progress=on_progress)
+
+
+def place_stages(infos: Sequence[NodeInfo], own: NodeInfo, num_stages: int, nodes: Sequence[str] = ()) -> list[Placement]:
+    """One placement a stage. Raises `UsageError` for a node that is not up, or a wrong number of names. Pure."""
+    known = {info.name: info for info in infos}
+    if nodes and len(nodes) != num_stages:
+        raise UsageError(f"{len(nodes)} nodes for {num_stages} stages", where="nodes", hint="name one node a stage")
+    missing = [name for name in nodes if name not in known]
+    if missing:
+        raise UsageError(
+            f"not up in the cluster: {', '.join(missing)}", where="nodes", hint=f"nodes that are: {', '.join(known)}"
+        )
+    in_turn = [own.name, *(name for name in known if name != own.name)]
+    chosen = list(nodes) or [in_turn[index % len(in_turn)] for index in range(num_stages)]
+    return [Placement(node=name, host=known[name].address) for name in chosen]
+
+
+def plan_nodes(plan: Path) -> tuple[str, ...]:
+    """The node of each stage from a file made by `plan --json`."""
+    try:
+        document = msgspec.json.decode(plan.read_bytes())
+        return tuple(str(stage["ranks"][0]["node"]) for stage in document["stages"])
+    except (OSError, msgspec.DecodeError, LookupError, TypeError) as error:
+        raise UsageError(f"cannot read the plan: {error}", where=str(plan), hint="made by 'shardwise plan --json'") from error
