@@ -169,7 +169,7 @@ def _refuse_unproved_variants(source: GgufSource, family: Family) -> None:
         raise UnsupportedModelError(
             f"{source.architecture} models {what} are not proved to give the same logits when they are split",
             where=str(source.paths[0]),
-            hint="run it on one machine",
+            hint="run it with llama.cpp itself",
         )
 
 
