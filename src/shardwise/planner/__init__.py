@@ -2,8 +2,9 @@
 
 from shardwise.planner.assignment import compute_shard_assignment
 from shardwise.planner.cost_rates import RuntimeCosts
-from shardwise.planner.find_plan import advise, find_plan
+from shardwise.planner.find_plan import advise, consult, find_plan
 from shardwise.planner.predict import predict
+from shardwise.planner.requantize import smaller_quantizations
 from shardwise.planner.types import (
     Advice,
     Alternative,
@@ -43,6 +44,8 @@ __all__ = [
     "Workload",
     "advise",
     "compute_shard_assignment",
+    "consult",
     "find_plan",
     "predict",
+    "smaller_quantizations",
 ]

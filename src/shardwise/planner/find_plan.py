@@ -61,18 +61,26 @@ def find_plan(request: PlanRequest, costs: RuntimeCosts = DEFAULT_COSTS, *, smal
     return replace(plan, advice=advice_for(Situation(model, plan, list(smaller))))
 
 
+def consult(
+    request: PlanRequest, smaller: Smaller = (), costs: RuntimeCosts = DEFAULT_COSTS
+) -> tuple[Plan | None, Advice, tuple[Rejection, ...]]:
+    """Plan, advice and rejections in one; no plan where nothing fits or keeps to the limits."""
+    options = list(smaller() if callable(smaller) else smaller)
+    try:
+        plan = find_plan(request, costs, smaller=options)
+    except NoFeasiblePlanError:
+        model = CostModel(request, costs)
+        return None, advice_for(Situation(model, None, options)), rejections(model)
+    assert plan.advice is not None
+    return plan, plan.advice, plan.rejections
+
+
 def advise(request: PlanRequest, smaller: Smaller = (), costs: RuntimeCosts = DEFAULT_COSTS) -> Advice:
     """Should the model be split at all? Nothing that fits is a verdict here, not an error.
 
     `smaller` are descriptions of the same model at smaller quantizations, or a function that makes them.
     """
-    options = list(smaller() if callable(smaller) else smaller)
-    try:
-        plan = find_plan(request, costs, smaller=options)
-    except NoFeasiblePlanError:
-        return advice_for(Situation(CostModel(request, costs), None, options))
-    assert plan.advice is not None
-    return plan.advice
+    return consult(request, smaller, costs)[1]
 
 
 def _seconds(value: float) -> float:
@@ -170,7 +178,7 @@ def _alternatives(
         numbers = judged[id(option)] if id(option) in judged else predict_with(model, option.plan)
         runnable = option.plan.strategy in RUNNABLE_STRATEGIES
         broken = limit_reasons(model.request.limits, numbers, option.plan)
-        notes = ([] if runnable else ["planned only: 'run' executes pipelines and replicas"]) + broken
+        notes = ([] if runnable else ["planned only"]) + broken
         out.append(
             Alternative(
                 strategy=option.plan.strategy,
