@@ -66,6 +66,7 @@ LOCAL_KV_SIZE_ATTRIBUTES = ("kv_size",)
 
 LOCAL_SIZE_CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
     "Flux2ParallelSelfAttention": {"q": ("inner_dim",), "mlp": ("mlp_hidden_dim",)},
+    "Attention": {"q": ("inner_dim", "inner_kv_dim"), "mlp": ()},
     "T5Attention": {"q": ("inner_dim",), "mlp": ()},
 }
 """Classes of which more attributes are of that kind."""

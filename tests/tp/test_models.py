@@ -1,0 +1,72 @@
+"""Real architectures at tiny sizes: outputs and greedy tokens at every step equal to the unsharded model.
+
+Tolerance 1e-5 relative to the largest logit: fp32 sums in another order (see test_styles). Tokens must be equal at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.tp.ranks import Ranks
+
+LANGUAGE = ["llama", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma3"]
+DIFFUSION = ["flux", "flux2", "qwen_image", "wan"]
+UNEVEN = [3, 2, 1, 2]
+WITH_EMPTY = [3, 0, 1, 2]
+
+
+def check(results: list[dict[str, Any]]) -> None:
+    for rank, result in enumerate(results):
+        assert result.get("logits", result.get("forward")) <= 1e-5, (rank, result)
+        assert result.get("grads", 0.0) <= 1e-5, (rank, result)
+        assert result.get("tokens_equal", True), (rank, result)
+        assert result["gather_exact"], (rank, result)
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_language_models(ranks: Callable[[int], Ranks], world: int, name: str) -> None:
+    group, case = ranks(world), "tests.tp.cases_models:language"
+    check(group.run(case, name=name, heads=12, kv_heads=4, shares=None, train=world == 2))
+    # fewer KV heads than ranks: they are replicated; unequal machines
+    check(group.run(case, name=name, heads=12, kv_heads=2, shares=UNEVEN[:world], train=world == 3))
+    if world == 3:
+        check(group.run(case, name=name, heads=6, kv_heads=2, shares=WITH_EMPTY[:world], train=True))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_phi3_with_its_fused_projections_really_split(ranks: Callable[[int], Ranks], world: int) -> None:
+    """transformers gathers the fused outputs and computes attention everywhere; a packed plan does not."""
+    for shares in (None, WITH_EMPTY[:world]):
+        check(
+            ranks(world).run(
+                "tests.tp.cases_models:language", name="phi3", heads=12, kv_heads=4, shares=shares, plan="packed", train=True
+            )
+        )
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_whole_experts_per_rank(ranks: Callable[[int], Ranks], world: int, name: str) -> None:
+    for shares in (None, WITH_EMPTY[:world]):
+        check(
+            ranks(world).run(
+                "tests.tp.cases_models:language",
+                name=name,
+                heads=12,
+                kv_heads=4,
+                shares=shares,
+                plan="expert_parallel",
+                train=True,
+            )
+        )
+
+
+@pytest.mark.parametrize("name", DIFFUSION)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_diffusion_models(ranks: Callable[[int], Ranks], world: int, name: str) -> None:
+    for shares in (None, UNEVEN[:world] if world != 3 else WITH_EMPTY[:world]):
+        check(ranks(world).run("tests.tp.cases_diffusion:diffusion", name=name, shares=shares, train=True))
