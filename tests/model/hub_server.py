@@ -28,6 +28,7 @@ class HubState:
     address: str = ""
     sent_bytes: int = 0
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range
+    tokens: set[str] = field(default_factory=set)  # Authorization headers seen
     cut_after_bytes: int | None = None  # once: drop the connection in the middle of a body
     ignore_ranges: bool = False
     digests: dict[tuple[Path, int], str] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlparse(self.path).path)
         with self.state.lock:
             self.state.requests.append((self.command, path, self.headers.get("Range", "")))
+            self.state.tokens.add(self.headers.get("Authorization", ""))
         info = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if info is not None:

@@ -14,8 +14,10 @@ import pytest
 
 from shardwise.errors import MalformedModelError, ModelError, UnsupportedModelError
 from shardwise.model import describe_gguf, read_gguf_header, sample_path
+from shardwise.model.gguf import describe_sources
 from shardwise.model.gguf_header import GgufArray
 from tests.model.gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U32, U64, GgufFile, Tensor, small_llama
+from tests.model.memory_file import MemoryFile
 
 
 def test_equals_the_gguf_package_on_a_real_file() -> None:
@@ -165,28 +167,33 @@ def test_a_key_twice(tmp_path: Path) -> None:
         read_gguf_header(path)
 
 
-def test_lengths_of_2_to_the_60_stop_at_once(tmp_path: Path) -> None:
+def test_lengths_of_2_to_the_60_stop_at_once() -> None:
     """Each length and count of the header in turn claims 2^60."""
     honest = small_llama().build()
-    header_end = read_gguf_header(small_llama().write(tmp_path / "m.gguf")).data_offset_bytes
-    for position in range(8, header_end - 8):
-        path = tmp_path / "lie.gguf"
-        path.write_bytes(honest[:position] + struct.pack("<Q", 1 << 60) + honest[position + 8 :])
+    for position in range(8, len(small_llama().header()) - 8):
+        data = honest[:position] + struct.pack("<Q", 1 << 60) + honest[position + 8 :]
         with contextlib.suppress(ModelError):
-            describe_gguf(path)
+            describe_sources([MemoryFile(data)], reference="lie.gguf")
 
 
-def test_cut_off_at_every_byte(tmp_path: Path) -> None:
+def test_cut_off_at_every_byte() -> None:
+    """Every byte of the header and of what follows; then a sample of the weights' bytes."""
+    data, header_bytes = small_llama(1).build(), len(small_llama(1).header())
+    for length in (*range(header_bytes + 64), *range(header_bytes + 64, len(data), 37), len(data) - 1):
+        with pytest.raises(MalformedModelError) as caught:
+            describe_sources([MemoryFile(data[:length])], reference="cut.gguf")
+        assert "\n" not in str(caught.value)
+        assert caught.value.exit_code == 2
+
+
+def test_cut_off_on_disk(tmp_path: Path) -> None:
     data = small_llama(1).build()
-    data_bytes = len(data.rstrip(b"\0"))
     path = tmp_path / "m.gguf"
-    for length in range(len(data)):
+    for length in (0, 3, 4, 24, 100, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
         with pytest.raises(MalformedModelError) as caught:
             describe_gguf(path)
-        assert "\n" not in str(caught.value)
-        if length < data_bytes:
-            assert caught.value.exit_code == 2
+        assert caught.value.where == str(path)
 
 
 def test_zeros_do_not_fill_the_memory(tmp_path: Path) -> None:

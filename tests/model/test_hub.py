@@ -112,6 +112,13 @@ def test_a_server_without_ranges_still_works(hub: HubState) -> None:
     assert describe_model("hf:org/two:small.Q4_0.gguf").num_layers == 2
 
 
+def test_the_token_goes_with_every_request(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    describe_model("hf:org/two:Q4_0")
+    resolve_model("hf:org/two:Q4_0")
+    assert hub.tokens == {"Bearer hf_secret"}
+
+
 def test_several_models_ask_for_a_choice(hub: HubState) -> None:
     with pytest.raises(UsageError, match="several models") as caught:
         describe_model("hf:org/two")

@@ -86,7 +86,7 @@ def weight_files(files: ModelFiles, names: list[str]) -> list[str]:
             raise ModelError(message, where=files.label, hint="download the whole model")
         if wanted:
             return wanted
-    found = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
+    found = [n for n in names if n.endswith(".safetensors") and "/" not in n and not n.startswith("adapter_")]
     if "model.safetensors" in found:
         return ["model.safetensors"]
     if found:
