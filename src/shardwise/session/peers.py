@@ -35,7 +35,7 @@ class Peers:
         self.hello = settings.hello
         self.allowed = AllowList()
         self._authenticator = Authenticator(context, self.allowed) if keys is not None else None
-        self.inbox = Inbox(context, settings.listen, self.hello, keys)
+        self.inbox = Inbox(context, settings.listen, self.hello, keys, self.allowed if keys is not None else None)
         self._outboxes: dict[int, Outbox] = {}
         self.ready: dict[int, Ready] = {}
         self._poller = zmq.Poller()

@@ -38,7 +38,8 @@ class Links:
         self._hello = config.hello
         self._keys = NodeKeys(config.public_key, config.secret_key) if config.public_key else None
         self._authenticator = self._start_authenticator()
-        self.inbox = Inbox(context, config.listen, self._hello, self._keys)
+        allowed = self._authenticator.allowed if self._authenticator is not None else None
+        self.inbox = Inbox(context, config.listen, self._hello, self._keys, allowed)
         self._driver = Outbox(context, config.driver_address, self._hello, self._keys, config.driver_key)
         self._next: Outbox | None = None
         self._first: Outbox | None = None

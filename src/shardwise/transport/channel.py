@@ -22,8 +22,9 @@ from shardwise.errors import PeerClosed, ProtocolMismatch, UsageError
 from shardwise.transport import handshake
 from shardwise.transport.handshake import Hello, Refused
 from shardwise.transport.messages import AnyMessage, decode, encode
+from shardwise.transport.security.allow_list import AllowList
 from shardwise.transport.security.keys import NodeKeys
-from shardwise.transport.security.sockets import MAX_FRAME_BYTES, MAX_FRAMES, secure_client, secure_server
+from shardwise.transport.security.sockets import MAX_FRAME_BYTES, MAX_FRAMES, secure_client, secure_server, sender_key
 
 SEND_TIMEOUT_S = 10.0
 QUEUE_MESSAGES = 2000
@@ -53,6 +54,21 @@ class Refusal:
     refused: Refused
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A welcomed sender."""
+
+    stage: int
+    public_key: str  # "" without encryption
+
+
+def _joined(parts: list[memoryview]) -> memoryview | None:
+    """The parts of a payload as one; a single part is not copied."""
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    return memoryview(b"".join(parts))
+
+
 def _prepare(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
@@ -71,7 +87,15 @@ def split_payload(payload: bytes | memoryview) -> list[memoryview]:
 class Inbox:
     """A bound socket that receives from many senders."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, hello: Hello, keys: NodeKeys | None = None) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        hello: Hello,
+        keys: NodeKeys | None = None,
+        allowed: AllowList | None = None,
+    ) -> None:
+        """`allowed`: who may be which stage, and whose messages are still read (the context's `Authenticator` has the same)."""
         self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         if keys is not None:
             secure_server(self.socket, keys)
@@ -90,12 +114,14 @@ class Inbox:
         self.num_refused = 0
         self.refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)  # the latest, for whoever waits for one of these peers
         self._hello = hello
-        self._welcomed: OrderedDict[bytes, int] = OrderedDict()  # routing id -> stage
+        self._allowed = allowed
+        self._seen_bans = 0
+        self._welcomed: OrderedDict[bytes, Peer] = OrderedDict()  # by routing id
 
     def set_hello(self, hello: Hello) -> None:
         """Change what this side holds. A new epoch fences every stage that does not say hello again."""
         if hello.epoch != self._hello.epoch:
-            self._welcomed = OrderedDict((p, s) for p, s in self._welcomed.items() if s == DRIVER)
+            self._welcomed = OrderedDict((i, peer) for i, peer in self._welcomed.items() if peer.stage == DRIVER)
         self._hello = hello
 
     def wait(self, timeout_s: float) -> bool:
@@ -106,45 +132,54 @@ class Inbox:
         """The next message of a welcomed peer without waiting, or None."""
         while True:
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return None
             envelope = self._open(frames)
             if envelope is not None:
                 return envelope
 
-    def _open(self, frames: list[bytes]) -> Envelope | None:
+    def _open(self, frames: list[zmq.Frame]) -> Envelope | None:
         if not 2 <= len(frames) <= MAX_FRAMES:
             self.num_malformed += 1
             return None
-        peer = frames[0]
-        if _HELLO_TAG in frames[1][:16]:
+        peer, header = frames[0].bytes, frames[1].buffer
+        if _HELLO_TAG in bytes(header[:16]):
             self._greet(peer, frames[1])
             return None
+        self._drop_banned()
         if peer not in self._welcomed:
-            if handshake.is_hello(frames[1]):  # of another version, or broken: it gets an answer all the same
+            if handshake.is_hello(header):  # of another version, or broken: it gets an answer all the same
                 self._greet(peer, frames[1])
             self.num_refused += 1
             return None
         try:
-            message = decode(frames[1])
+            message = decode(header)
         except ProtocolMismatch:
             self.num_malformed += 1
             return None
-        payload = memoryview(frames[2]) if len(frames) == 3 else memoryview(b"".join(frames[2:])) if len(frames) > 3 else None
-        self.received_bytes += len(frames[1]) + (len(payload) if payload is not None else 0)
-        return Envelope(message, payload, peer, self._welcomed[peer])
+        payload = _joined([frame.buffer for frame in frames[2:]])
+        self.received_bytes += len(header) + (len(payload) if payload is not None else 0)
+        return Envelope(message, payload, peer, self._welcomed[peer].stage)
 
-    def _greet(self, peer: bytes, data: bytes) -> None:
-        hello = handshake.read_hello(data)
+    def _drop_banned(self) -> None:
+        """A key that was banned or forgotten since is dead at once, whatever connection it has."""
+        if self._allowed is not None and self._seen_bans != self._allowed.num_removals:
+            self._seen_bans = self._allowed.num_removals
+            self._welcomed = OrderedDict((i, p) for i, p in self._welcomed.items() if self._allowed.permits(p.public_key))
+
+    def _greet(self, peer: bytes, frame: zmq.Frame) -> None:
+        hello, public_key = handshake.read_hello(frame.buffer), sender_key(frame)
         answer = hello if isinstance(hello, Refused) else handshake.answer(hello, self._hello)
+        if isinstance(hello, Hello) and self._allowed is not None:
+            answer = handshake.refuse_impostor(hello, self._allowed.find(public_key)) or answer
         if isinstance(answer, Refused) or isinstance(hello, Refused):
             self.num_refused += 1
             self._welcomed.pop(peer, None)
             if isinstance(answer, Refused):
                 self.refusals.append(Refusal(hello if isinstance(hello, Hello) else None, answer))
         else:
-            self._welcomed[peer] = hello.stage
+            self._welcomed[peer] = Peer(hello.stage, public_key)
             while len(self._welcomed) > MAX_PEERS:
                 self._welcomed.popitem(last=False)
         self.socket.send_multipart([peer, handshake.encode(answer)])

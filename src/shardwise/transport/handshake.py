@@ -21,6 +21,7 @@ from shardwise.errors import CompatibilityError, ManifestMismatch, ProtocolMisma
 from shardwise.records import Record, plain
 from shardwise.transport.compatibility import HINT_OWN_STALE, HINT_PEER_STALE, RULES, Rule
 from shardwise.transport.messages import PROTOCOL_VERSION
+from shardwise.transport.security.allow_list import AllowedKey
 
 MAX_HANDSHAKE_BYTES = 64 * 1024  # 1000 stages fit
 _MAX_SHOWN = 200  # characters of a peer's value in a message
@@ -113,6 +114,16 @@ def answer(hello: Hello, own: Hello) -> Welcome | Refused:
             found = _difference(rule, peer_value, own_value)
             (told if rule.kind == "told" else refusing).append(found)
     return Refused(differences=tuple(refusing)) if refusing else Welcome(hello=own, told=tuple(told))
+
+
+def refuse_impostor(hello: Hello, entry: AllowedKey | None) -> Refused | None:
+    """A key that was allowed as `driver` or `stage-2` may say hello as that only; other names may be anything."""
+    name = entry.name if entry is not None else "nobody"
+    claimed = "driver" if hello.stage < 0 else f"stage-{hello.stage}"
+    if name == claimed or not (name in ("driver", "nobody") or name.startswith("stage-")):
+        return None
+    hint = "use the key that this deployment gave to that stage"
+    return Refused(differences=(Difference(field="stage", name="stage of this key", peer=claimed, own=name, hint=hint),))
 
 
 def is_hello(data: bytes | memoryview) -> bool:

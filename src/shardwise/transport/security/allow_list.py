@@ -47,6 +47,7 @@ class AllowList:
         self._clock = clock or SystemClock()
         self._allowed: dict[str, AllowedKey] = {}
         self._revoked: set[str] = set()
+        self.num_removals = 0  # grows with every key that was removed or banned: whoever caches verdicts looks again
         for entry in entries:
             self._add(entry)
 
@@ -58,6 +59,7 @@ class AllowList:
         """Forget a key (an invite that was used, a worker that ended); it may be allowed again later."""
         with self._lock:
             self._allowed.pop(public, None)
+            self.num_removals += 1
 
     def revoke(self, public_or_name: str) -> list[AllowedKey]:
         """Ban a key, or every key of a node's name, for good; returns what was banned."""
@@ -68,6 +70,7 @@ class AllowList:
             for entry in hit:
                 del self._allowed[entry.public]
                 self._revoked.add(entry.public)
+            self.num_removals += 1
         return hit
 
     def find(self, public: str) -> AllowedKey | None:
@@ -99,6 +102,7 @@ class AllowList:
             gone = [k for k, e in self._allowed.items() if e.expires_at_s is not None and now_s >= e.expires_at_s]
             for key in gone:
                 del self._allowed[key]
+            self.num_removals += bool(gone)
 
     def save(self, path: Path) -> None:
         """Write with mode 0600, atomically."""
