@@ -2,64 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from shardwise.cluster import lifecycle
-from shardwise.cluster.state import StateDir
 from shardwise.errors import CompatibilityError, UsageError
 from tests.cluster.engine_contract import tiny
+from tests.cluster.hosts import Hosts
 from tests.cluster.waiting import is_gone, wait_until
 
 PORTS = {"desk": 17700, "nas": 17800, "pi": 17900}
-
-
-class Hosts:
-    """Machines as state folders."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def state(self, host: str) -> StateDir:
-        return StateDir(self.folder / host)
-
-    def run(self, host: str, *command: str, code: int = 0, **environment: str) -> Any:
-        """`shardwise --json ...` on a host; its JSON."""
-        env = os.environ | {"SHARDWISE_STATE": str(self.folder / host)} | environment
-        full = [sys.executable, "-m", "shardwise.cli", "--json", *command]
-        done = subprocess.run(full, env=env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == code, done.stdout + done.stderr + self.log(host)
-        return json.loads(done.stdout) if done.stdout.strip() else None
-
-    def log(self, host: str) -> str:
-        log = self.state(host).log
-        return log.read_text() if log.exists() else ""
-
-    def states(self, host: str = "desk") -> dict[str, str]:
-        return {n.member.name: str(n.member.state) for n in lifecycle.nodes(self.state(host)).nodes}
-
-    def pids(self, host: str) -> list[int]:
-        """The daemon of a host and everything below it."""
-        known = self.state(host).load_daemon()
-        assert known is not None
-        daemon = psutil.Process(known.pid)
-        return [daemon.pid, *(p.pid for p in daemon.children(recursive=True))]
-
-    def end(self) -> None:
-        for host in (*PORTS, "other"):
-            known = self.state(host).load_daemon()
-            if known is not None and not is_gone(known.pid):
-                psutil.Process(known.pid).kill()
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +29,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def home(hosts: Hosts) -> Iterator[Hosts]:
     """A coordinator and a node."""
     made = hosts.run("desk", "cluster", "up", "--name", "desk", "--port", str(PORTS["desk"]), "--memory", "1 GiB")
-    hosts.run("nas", *made["join"].split()[1:], "--name", "nas", "--port", str(PORTS["nas"]), "--memory", "2 GiB")
+    hosts.paste("nas", made["join"], "--name", "nas", "--port", str(PORTS["nas"]), "--memory", "2 GiB")
     yield hosts
-    pids = hosts.pids("desk") + (hosts.pids("nas") if hosts.state("nas").load_daemon() else [])
+    pids = hosts.pids("desk") + hosts.pids("nas")
     hosts.run("desk", "cluster", "down")
     for pid in pids:
         wait_until(lambda pid=pid: is_gone(pid), 20, f"{pid} is gone after down")
@@ -89,13 +45,7 @@ def test_both_are_ready_and_every_file_is_private(home: Hosts) -> None:
     for host in ("desk", "nas"):
         for path in home.state(host).folder.iterdir():
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    table = subprocess.run(
-        [sys.executable, "-m", "shardwise.cli", "cluster", "nodes"],
-        env=os.environ | {"SHARDWISE_STATE": str(home.folder / "nas"), "COLUMNS": "150"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
+    table = home.python("nas", "-m", "shardwise.cli", "cluster", "nodes")
     assert "coordinator" in table
     assert "2 GiB" in table
 
@@ -143,9 +93,9 @@ def test_a_used_invite_and_a_taken_port_leave_nothing_behind(home: Hosts) -> Non
     assert "does not take this invite" in refused["error"]["message"]
 
 
+@pytest.mark.soak
 def test_a_killed_raylet_comes_back_by_itself(home: Hosts) -> None:
-    raylet = next(p for p in psutil.process_iter() if p.pid in home.pids("nas") and p.name() == "raylet")
-    raylet.kill()
+    home.process("nas", "raylet").kill()
     wait_until(lambda: home.states()["nas"] != "ready", 20, "the loss is seen")
     wait_until(lambda: home.states()["nas"] == "ready", 60, "it is back")
 
@@ -170,6 +120,7 @@ def test_leaving_is_for_good(home: Hosts) -> None:
         lifecycle.nodes(home.state("pi"))
 
 
+@pytest.mark.soak
 def test_joining_the_same_host_twice_replaces_it(home: Hosts) -> None:
     invite = home.run("desk", "cluster", "invite")["invite"]
     home.run("nas", "cluster", "join", invite, "--name", "nas", "--port", str(PORTS["nas"]), "--memory", "2 GiB")
