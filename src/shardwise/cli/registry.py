@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import typer
 
+from shardwise.cli.advise import advise
 from shardwise.cli.bench import app as bench
 from shardwise.cli.chat import chat
 from shardwise.cli.cluster import app as cluster
 from shardwise.cli.describe import describe
 from shardwise.cli.pack import pack
+from shardwise.cli.plan import plan
 from shardwise.cli.probe import probe
 from shardwise.cli.run import run
 from shardwise.cli.verify import verify
@@ -24,3 +26,5 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
     app.add_typer(cluster, name="cluster")
     app.command("probe", help="Measure this machine, or all machines of its cluster and every link.")(probe)
+    app.command("plan", help="The best split, its predictions, alternatives and rejections.")(plan)
+    app.command("advise", help="Should I split at all? Verdict first.")(advise)
