@@ -19,15 +19,20 @@ except ModuleNotFoundError as error:  # pragma: no cover - needs an environment 
     raise MissingExtraError.for_extra("torch", "tensor parallelism") from error
 
 from shardwise.tp.apply import apply_tensor_parallel, plan_of, resolved_of, undo
+from shardwise.tp.checkpoint import save_full, save_sharded
+from shardwise.tp.collectives import Collectives, LoneCollectives
 from shardwise.tp.config import TensorParallelConfig
 from shardwise.tp.gather import gather
 from shardwise.tp.kernels import register_kernel
 from shardwise.tp.layout import Partition, Piece, ShardLayout
+from shardwise.tp.loading import empty_model, load_sharded
 from shardwise.tp.resolve import ModuleShard, ResolvedPlan, resolve_plan
 from shardwise.tp.styles import ExpertParallel, PackedColwiseParallel, PackedRowwiseParallel, Style, register_style
 
 __all__ = [
+    "Collectives",
     "ExpertParallel",
+    "LoneCollectives",
     "ModuleShard",
     "PackedColwiseParallel",
     "PackedRowwiseParallel",
@@ -38,11 +43,15 @@ __all__ = [
     "Style",
     "TensorParallelConfig",
     "apply_tensor_parallel",
+    "empty_model",
     "gather",
+    "load_sharded",
     "plan_of",
     "register_kernel",
     "register_style",
     "resolve_plan",
     "resolved_of",
+    "save_full",
+    "save_sharded",
     "undo",
 ]
