@@ -63,8 +63,9 @@ def test_cases_of_one_side_only_are_named_and_failed_trials_have_no_figures() ->
     ],
 )
 def test_the_culprit_is_named_with_its_size(change: dict[str, object], kind: str, where: str, size_s: float) -> None:
-    base, new = make_trial(CASE, noise=0.03, num_tokens=80), make_trial(CASE, noise=0.03, num_tokens=80, seed=5, **change)  # type: ignore[arg-type]
-    found = culprits(base.parts, new.parts)
+    base = [make_trial(CASE, repetition, noise=0.03, num_tokens=80) for repetition in range(3)]
+    new = [make_trial(CASE, repetition, noise=0.03, num_tokens=80, seed=5, **change) for repetition in range(3)]  # type: ignore[arg-type]
+    found = culprits(base, new)
     blamed = next(culprit for culprit in found if culprit.kind == kind and culprit.where == where)
     assert blamed.extra_s == pytest.approx(size_s, rel=0.15)
     assert found[0].kind == kind

@@ -30,6 +30,7 @@ class AgentJob(Record):
     num_threads: int = 1
     trace_tokens: int = 12
     seed: int = 1
+    shared_clock: bool = True  # all hosts are on one machine
     wire_dtype: str = "f32"
     faults: dict[str, tuple[Fault, ...]] = {}
 

@@ -104,7 +104,7 @@ def compare(base: ResultFile, new: ResultFile, *, metrics: Sequence[Metric] = ME
             noise = max(floor, yardstick.noise(old, fresh), drift)
             differences.append(_difference(key, metric, old, fresh, noise))
     worse = {d.case for d in differences if d.outcome == "worse" and d.metric.startswith("inter_token")}
-    blamed = [(key, c) for key in shared if key in worse for c in culprits(pooled_parts(base, key), pooled_parts(new, key))]
+    blamed = [(key, c) for key in shared if key in worse for c in culprits(base_cases[key], new_cases[key])]
     return Comparison(
         base=base.name,
         new=new.name,

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from shardwise.bench.result import Case
 from shardwise.bench.runner import OnTrial
 from shardwise.bench.scenario import Network, Scenario
 from shardwise.errors import ReplyTimeout, StageCrashed, UsageError, from_record
-from shardwise.records import from_json, to_json
+from shardwise.records import from_json, replace, to_json
 from shardwise.transport.faults import Fault
 from shardwise.transport.shaping import LinkShape
 
@@ -34,24 +33,31 @@ GROUP_TIMEOUT_S = 900.0
 
 
 class DeploymentRunner:
-    """The `GroupRunner` of engine `shardwise`. `interpreter` and `environment` can be overridden by tests."""
+    """The `GroupRunner` of engine `shardwise`.
 
-    def __init__(self, *, environment: dict[str, str] | None = None) -> None:
-        self._environment = environment or {}
+    `extra_prefix`: by (network, host), what to put before the commands of the workers there, after the lab's own prefix
+    (`truth` injects its faults that way).
+    """
+
+    def __init__(self, *, extra_prefix: dict[tuple[str, str], tuple[str, ...]] | None = None) -> None:
+        self._extra_prefix = extra_prefix or {}
 
     def run_group(self, scenario: Scenario, cases: Sequence[Case], repetition: int, on_trial: OnTrial) -> None:
         network = scenario.network(cases[0].network)
         with open_home(network, scenario.seed) as lab:
             job = make_job(scenario, network, cases, repetition, lab)
+            places = [
+                replace(place, prefix=(*place.prefix, *self._extra_prefix.get((network.name, place.node), ())))
+                for place in job.places
+            ]
+            job = replace(job, places=tuple(places))
             with background_traffic(network, lab):
                 self._run_agent(job, lab, network, on_trial)
 
     def _run_agent(self, job: AgentJob, lab: Lab | None, network: Network, on_trial: OnTrial) -> None:
         command = [*(lab.prefix(job.places[0].node) if lab else []), sys.executable, "-m", "shardwise.bench.agent"]
         with tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=os.environ | self._environment
-            )
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
             watch = threading.Timer(GROUP_TIMEOUT_S, process.kill)
             watch.start()
             try:

@@ -147,22 +147,37 @@ class Culprit(Record):
         return f"tokens wait before {self.where} ({extra})"
 
 
-def culprits(base: Sequence[PartSeries], new: Sequence[PartSeries], *, share: float = 0.1) -> list[Culprit]:
+def culprits(base: Sequence[TrialResult], new: Sequence[TrialResult], *, share: float = 0.1) -> list[Culprit]:
     """Parts that are slower beyond the noise and make up at least `share` of the extra time, the largest first.
 
-    Medians, so that a hiccup is not blamed; the interval is a bootstrap (95 %), and a part whose interval holds 1 is noise.
+    A part's size is the difference of the medians over all tokens of all repetitions, so that a hiccup is not blamed. It
+    counts when its bootstrap interval (95 %) is above 1 and, with several repetitions, when every repetition's median is
+    above every one of the base: a burst of load on the machine hits some repetitions, a fault hits all.
     """
-    before = {(part.kind, part.where): part.seconds for part in base}
+    before, after = _by_part(base), _by_part(new)
     found = []
-    for part in new:
-        old = before.get((part.kind, part.where))
-        if not old or not part.seconds:
+    for key, repetitions in after.items():
+        old = before.get(key)
+        if not old:
             continue
-        base_s, new_s = quantile(old, 0.5), quantile(part.seconds, 0.5)
-        factor = bootstrap_ratio(old, part.seconds, num_draws=400)
-        if new_s - base_s > _NOISE_S and factor.low > 1.0:
-            found.append(
-                Culprit(kind=part.kind, where=part.where, extra_s=new_s - base_s, base_s=base_s, new_s=new_s, factor=factor)
-            )
+        old_all, new_all = list(itertools.chain(*old)), list(itertools.chain(*repetitions))
+        base_s, new_s = quantile(old_all, 0.5), quantile(new_all, 0.5)
+        apart = min(quantile(values, 0.5) for values in repetitions) > max(quantile(values, 0.5) for values in old)
+        if new_s - base_s <= _NOISE_S or not apart:
+            continue
+        factor = bootstrap_ratio(old_all, new_all, num_draws=400)
+        if factor.low > 1.0:
+            kind, where = key
+            found.append(Culprit(kind=kind, where=where, extra_s=new_s - base_s, base_s=base_s, new_s=new_s, factor=factor))
     total_s = sum(culprit.extra_s for culprit in found)
     return sorted((c for c in found if c.extra_s >= share * total_s), key=lambda c: -c.extra_s)
+
+
+def _by_part(trials: Sequence[TrialResult]) -> dict[tuple[str, str], list[tuple[float, ...]]]:
+    """Each part's seconds, one entry a repetition."""
+    found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    for trial in trials:
+        for part in trial.parts:
+            if part.seconds:
+                found.setdefault((part.kind, part.where), []).append(part.seconds)
+    return found

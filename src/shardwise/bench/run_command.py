@@ -16,6 +16,7 @@ from shardwise.bench.result import ResultFile
 from shardwise.bench.runner import GroupRunner, run_scenario
 from shardwise.bench.scenario import Scenario, load_scenario
 from shardwise.bench.store import TrialStore, load_result
+from shardwise.bench.truth import Truth, measure_truth
 from shardwise.errors import UsageError
 from shardwise.records import Record, plain, replace, to_json
 
@@ -54,6 +55,14 @@ def engine_runners(scripts: Path) -> dict[str, GroupRunner]:
     """Who measures which engine; `scripts` is the folder of the peers' scripts."""
     peers = {name: PeerRunner(peer, scripts) for name, peer in PEERS.items()}
     return {"shardwise": DeploymentRunner(), **peers}
+
+
+def run_truth(folder: Path, *, repetitions: int, quiet: bool) -> list[Truth]:
+    """Run the scenario `truth`, report it, and say what was found."""
+    with ConsoleProgress(quiet=quiet) as progress:
+        result, found = measure_truth(folder, progress, repetitions=repetitions)
+    write_reports(result, folder)
+    return found
 
 
 def overridden(scenario: Scenario, *, repetitions: int, seed: int, model: str, threads: int) -> Scenario:

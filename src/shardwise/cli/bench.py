@@ -99,6 +99,21 @@ def list_scenarios() -> None:
     _show({"scenarios": rows}, "\n".join(f"{row['name']:<16}{row['title']} ({row['trials']} trials)" for row in rows))
 
 
+@app.command("truth", help="Inject faults of known size into a virtual home and see whether they are found (root, minutes).")
+def truth(
+    out: Annotated[Path, typer.Option("--out", help="The run's folder.")] = Path("runs") / "truth",
+    repetitions: Annotated[int, typer.Option("--repetitions")] = 3,
+) -> None:
+    from shardwise.bench.run_command import run_truth
+    from shardwise.records import plain
+
+    found = run_truth(out, repetitions=repetitions, quiet=output().quiet)
+    lines = [f"{'ok  ' if t.ok else 'FAIL'} {t.injected}: {t.sentence} ({t.error:+.0%})" for t in found]
+    _show({"truths": [plain(t) | {"error": t.error, "ok": t.ok} for t in found]}, "\n".join(lines))
+    if not all(t.ok for t in found):
+        raise typer.Exit(1)
+
+
 @lab_app.command("clean", help="Take down virtual homes whose owner is gone.")
 def lab_clean(everything: Annotated[bool, typer.Option("--all", help="Also those in use.")] = False) -> None:
     from shardwise.bench.lab import clean

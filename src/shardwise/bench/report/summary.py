@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from shardwise.bench.compare import NOISE_FLOOR, pooled_parts, repeat_noise
+from shardwise.bench.compare import NOISE_FLOOR, repeat_noise
 from shardwise.bench.evidence import gather_evidence
 from shardwise.bench.parts import Culprit, account, culprits
 from shardwise.bench.report.svg import milliseconds
@@ -138,7 +138,8 @@ def _network_culprits(result: ResultFile) -> list[tuple[str, Culprit]]:
     found = []
     for (split, load), kinds in by_pair.items():
         if "wired" in kinds and "wireless" in kinds:
-            blamed = culprits(pooled_parts(result, kinds["wired"]), pooled_parts(result, kinds["wireless"]))
+            cases = result.cases()
+            blamed = culprits(cases[kinds["wired"]], cases[kinds["wireless"]])
             found += [(f"{split}, {load}", culprit) for culprit in blamed[:2]]
     return found
 
