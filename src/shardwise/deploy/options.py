@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
+from shardwise.model.even_split import even_split
 from shardwise.records import Record
 from shardwise.session.recovery import RecoveryPolicy
 
@@ -88,7 +89,7 @@ class RunOptions(Record):
 
     def layer_counts(self, model: ModelDescription) -> tuple[int, ...]:
         """Layers of each stage."""
-        return self.layers or equal_split(model.num_layers, self.num_stages)
+        return self.layers or even_split(model, self.num_stages)
 
     def chunk(self, quantization: str) -> int:
         """Rows of a prefill chunk."""

@@ -297,8 +297,13 @@ def allowed_cuts(description: ModelDescription) -> list[int]:
 
 def allowed_stage(description: ModelDescription, start: int, end: int) -> bool:
     """Can layers [start, end) of a described model be a stage? A few architectures forbid some ranges between allowed cuts."""
-    kinds = [_kind(layer.kv) for layer in description.layers]
-    return slice_problem(require_proved(description.architecture), start, end, description.num_layers, kinds) is None
+    family = require_proved(description.architecture)
+    return slice_problem(family, start, end, description.num_layers, described_kinds(description)) is None
+
+
+def described_kinds(description: ModelDescription) -> list[str]:
+    """The kind of each layer, for `slice_problem`."""
+    return [_kind(layer.kv) for layer in description.layers]
 
 
 def _kind(kv: KvCost) -> str:
