@@ -23,8 +23,8 @@ _OTHER_WINDOWS = {
     "llama4": SlidingWindow(period=4),
     "smallthinker": SlidingWindow(period=4, dense_first=True),
 }
-_LLAMA4_CHUNK = 8192  # models/llama4.cpp
-_DEFAULT_WINDOW = {"gemma2": 4096, "llama4": _LLAMA4_CHUNK}
+_FIXED_WINDOW = {"llama4": 8192, "smallthinker": 4096}  # whatever the key says, unless it says 0
+_DEFAULT_WINDOW = {"gemma2": 4096, "llama4": 8192}  # where the key is missing
 _SHARED_CACHE_FROM = {"gemma3n": 20}  # models/gemma3n.cpp: n_layer_kv_from_start
 _STATE_BYTES = 4  # recurrent state is f32
 
@@ -103,8 +103,7 @@ class LayerFacts:
         entry = self.header.metadata.get(self.key("attention.sliding_window_pattern"))
         if size == 0 or (known is None and entry is None):
             return everything
-        if self.architecture == "llama4":
-            size = _LLAMA4_CHUNK  # llama.cpp takes no other, unless the key says 0
+        size = _FIXED_WINDOW.get(self.architecture, size)
         if entry is not None and isinstance(entry.value, GgufArray):
             flags = self.integers("attention.sliding_window_pattern")
             return [size if flag else None for flag in flags]
