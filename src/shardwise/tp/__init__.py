@@ -23,15 +23,19 @@ from shardwise.tp.checkpoint import save_full, save_sharded
 from shardwise.tp.collectives import Collectives, LoneCollectives
 from shardwise.tp.config import TensorParallelConfig
 from shardwise.tp.gather import gather
+from shardwise.tp.infer import InferredPlan, infer_plan
 from shardwise.tp.kernels import register_kernel
 from shardwise.tp.layout import Partition, Piece, ShardLayout
 from shardwise.tp.loading import empty_model, load_sharded
+from shardwise.tp.report import TpReport, report
 from shardwise.tp.resolve import ModuleShard, ResolvedPlan, resolve_plan
+from shardwise.tp.simulate import simulate
 from shardwise.tp.styles import ExpertParallel, PackedColwiseParallel, PackedRowwiseParallel, Style, register_style
 
 __all__ = [
     "Collectives",
     "ExpertParallel",
+    "InferredPlan",
     "LoneCollectives",
     "ModuleShard",
     "PackedColwiseParallel",
@@ -42,16 +46,20 @@ __all__ = [
     "ShardLayout",
     "Style",
     "TensorParallelConfig",
+    "TpReport",
     "apply_tensor_parallel",
     "empty_model",
     "gather",
+    "infer_plan",
     "load_sharded",
     "plan_of",
     "register_kernel",
     "register_style",
+    "report",
     "resolve_plan",
     "resolved_of",
     "save_full",
     "save_sharded",
+    "simulate",
     "undo",
 ]

@@ -1,7 +1,7 @@
 """The seam to whatever carries tensors between ranks. Data flow: plain tensors in, plain tensors out, no autograd here.
 
 Promises: every method is called by all ranks of the group in the same order; sums are the same bits on every rank;
-`all_gather`, `reduce_scatter` and `exchange` take ranks of different sizes. `stats` counts calls and the bytes each rank
+`all_gather` and `reduce_scatter` take ranks of different sizes. `stats` counts calls and the bytes each rank
 hands over.
 Fails when: a rank is gone (`PeerClosed`), a collective outlasts the group's timeout (`ReplyTimeout`).
 Called by: `functional` (forward and backward), `gather`, `checkpoint`, `sampling`, `agreement`.
@@ -109,20 +109,6 @@ class Collectives(ABC):
         self.stats.record("all_gather", x.numel() * x.element_size())
         flat = _padded(x.reshape(-1), longest)
         return [part[:numel].view(shape) for part, numel, shape in zip(self._gather_equal(flat), numels, shapes, strict=True)]
-
-    def exchange(self, parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """All-to-all: parts[r] goes to rank r; what rank r sent here has shape shapes[r]. Each rank pads to `longest`,
-        so the longest part of any pair must be known to all: it is agreed on by the largest of both lists."""
-        if self.size == 1:
-            return [parts[0]]
-        longest = int(
-            self.all_reduce_max(torch.tensor([max(*(p.numel() for p in parts), *(_numel(s) for s in shapes))]))[0].item()
-        )
-        if longest == 0:
-            return [parts[0].new_empty(tuple(shape)) for shape in shapes]
-        self.stats.record("exchange", sum(p.numel() * p.element_size() for p in parts))
-        received = self._exchange_equal(torch.stack([_padded(p.reshape(-1), longest) for p in parts]))
-        return [row[: _numel(shape)].view(tuple(shape)) for row, shape in zip(received, shapes, strict=True)]
 
     def reduce_scatter(self, x: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
         """The sum over ranks, of which this rank keeps its run of `sizes[rank]` along `dim`. Summed in rank order."""
