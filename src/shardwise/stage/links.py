@@ -99,7 +99,7 @@ class Links:
 
     def set_epoch(self, epoch: int) -> None:
         """Go on under a higher epoch: neighbours must greet again, and the driver is greeted."""
-        if epoch != self._hello.epoch:
+        if epoch > self._hello.epoch:
             self._hello = replace(self._hello, epoch=epoch)
             self.inbox.set_hello(self._hello)
             self._driver.greet(self._hello)

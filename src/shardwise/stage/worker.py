@@ -32,6 +32,7 @@ from shardwise.stage.llama.backend import LlamaCppBackend
 from shardwise.stage.llama.sampling import Sampler
 from shardwise.stage.own_slice import own_hello, own_slice
 from shardwise.stage.resume import adopt, continue_from, on_wanted
+from shardwise.stage.sensible import MAX_INT, StageLimits, require_sensible
 from shardwise.stage.sent_log import SentLog
 from shardwise.stage.sessions import SessionTable, StageSession
 from shardwise.stage.stats import WorkerFigures, memory_bytes, peak_memory_bytes
@@ -80,6 +81,11 @@ class StageWorker:
             held.callback(self.backend.close)
             self.load_s = self.clock.now_s() - started_s
             self._held = held.pop_all()
+        self._limits = StageLimits(
+            context_tokens=config.settings.context_tokens,
+            max_rows=self.backend.max_rows,
+            vocab_size=self.backend.known_vocab_size or MAX_INT,
+        )
         self.sessions = SessionTable(config.settings.max_sessions)
         self.batcher = Batcher(num_stages=config.num_stages, max_rows=self.backend.max_rows, deterministic=config.deterministic)
         self.figures = WorkerFigures()
@@ -162,6 +168,12 @@ class StageWorker:
 
     def _handle(self, envelope: Envelope) -> None:
         message = envelope.message
+        try:
+            require_sensible(message, self._limits)
+        except UsageError as error:
+            self.links.inbox.num_malformed += 1
+            self._report(error, getattr(message, "session", 0), getattr(message, "epoch", 0))
+            return
         match message:
             case Step():
                 self._on_step(message, envelope)

@@ -135,6 +135,11 @@ class LlamaCppBackend:
         """Most rows of one batch."""
         return self._rows
 
+    @property
+    def known_vocab_size(self) -> int:
+        """Token ids that this stage can take or give; 0 in the middle, where there is no vocabulary."""
+        return self.vocab_size or (self._embedding.vocab_size if self._embedding is not None else 0)
+
     def embed(self, tokens_T: Tokens) -> Floats:
         if self._embedding is None:
             raise StageLoadFailed("only the first stage has the token embedding", where=self.files.weights)
