@@ -1,7 +1,8 @@
 """About equal stages that the architecture allows. Pure.
 
 Most architectures may be cut anywhere; a few only at some layers, or only so that each stage has layers of certain kinds
-(`model.families`). Fails when: no such split exists (`UsageError` that names the nearest possible numbers of stages).
+(`model.families`, which tells of GGUF models in llama.cpp; other models may be cut anywhere). Fails when: no such split
+exists (`UsageError` that names the possible numbers of stages).
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from itertools import pairwise
 
 from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
-from shardwise.model.families import allowed_cuts, described_kinds, require_proved, slice_problem
+from shardwise.model.families import Family, cut_points, described_kinds, require_proved, slice_problem
 
 
 def even_split(model: ModelDescription, num_stages: int) -> tuple[int, ...]:
     """Layers of each stage, as near to equal as allowed; the first ones get the rest, because the last has the head too."""
-    best = _best_cuts(model, num_stages)
+    family = require_proved(model.architecture) if model.source.kind == "gguf" else Family(architecture=model.architecture)
+    best = _best_cuts(model, family, num_stages)
     if best is None:
-        possible = [n for n in range(1, len(allowed_cuts(model)) + 2) if _best_cuts(model, n) is not None]
+        most = len(cut_points(family, model.num_layers)) + 1
+        possible = [n for n in range(1, most + 1) if _best_cuts(model, family, n) is not None]
         raise UsageError(
             f"a {model.architecture} model of {model.num_layers} layers cannot be split into {num_stages} stages",
             where="stages",
@@ -29,10 +32,9 @@ def even_split(model: ModelDescription, num_stages: int) -> tuple[int, ...]:
     return tuple(end - start for start, end in pairwise(borders))
 
 
-def _best_cuts(model: ModelDescription, num_stages: int) -> list[int] | None:
+def _best_cuts(model: ModelDescription, family: Family, num_stages: int) -> list[int] | None:
     """Cuts with the least sum of squared distances from those of an equal split."""
-    cuts, num_layers = allowed_cuts(model), model.num_layers
-    family, kinds = require_proved(model.architecture), described_kinds(model)
+    cuts, num_layers, kinds = cut_points(family, model.num_layers), model.num_layers, described_kinds(model)
     base, rest = divmod(num_layers, num_stages)
     targets = [base * i + min(i, rest) for i in range(1, num_stages)]
 
