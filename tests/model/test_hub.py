@@ -86,6 +86,13 @@ def test_a_download_broken_off_by_a_crash_goes_on(hub: HubState) -> None:
     assert hub.sent_bytes - before <= size - kept + 1_000_000
 
 
+def test_a_server_that_cannot_resume_sends_everything_again(hub: HubState) -> None:
+    with pytest.raises(RuntimeError, match="crash"):
+        resolve_model("hf:org/one", progress=_crash_at(50_000_000))
+    hub.ignore_ranges = True
+    assert resolve_model("hf:org/one").read_bytes() == sample_path().read_bytes()
+
+
 def test_a_partial_file_of_something_else_is_not_trusted(hub: HubState) -> None:
     with pytest.raises(RuntimeError, match="crash"):
         resolve_model("hf:org/one", progress=_crash_at(50_000_000))

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from shardwise.errors import MissingExtraError, ModelError, UsageError
-from shardwise.model import describe_model, resolve_model, sample_path
+from shardwise.model import ModelDescription, describe_model, resolve_model, sample_path
 from shardwise.model.summary import group_layers
+from shardwise.records import from_json, to_json
 from tests.model.gguf_bytes import small_llama
 from tests.model.hf_folder import write_llama_folder
 from tests.model.test_gguf_description import split_into
@@ -84,6 +85,12 @@ def test_what_names_nothing(reference: object, message: str, tmp_path: Path, mon
             function(reference)  # type: ignore[operator]
         assert message in str(caught.value)
         assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("reference", ["sample", "deepseek-r1", "qwen3.5-27b:q8_0"])
+def test_a_description_survives_a_wire(reference: str) -> None:
+    model = describe_model(reference)
+    assert from_json(to_json(model), ModelDescription) == model
 
 
 def test_groups_say_which_layers_they_are() -> None:

@@ -19,7 +19,7 @@ _SPELLINGS = {
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
     "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "active": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts"),
+    "active": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_top_k"),
     "shared": ("n_shared_experts", "num_shared_experts"),
 }
 _ARCHITECTURES = {

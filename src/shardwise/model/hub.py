@@ -30,7 +30,9 @@ from shardwise.model.split_files import PART_NAME, part_names
 from shardwise.units import format_bytes
 
 _REFERENCE = re.compile(r"^hf:(?P<repo>[\w.\-]+/[\w.\-]+)(?:@(?P<revision>[\w.\-/]+))?(?::(?P<file>[^:\0]+))?$")
+_SIDE_MODEL = re.compile(r"mmproj|imatrix")
 _SIDE_FILES = re.compile(r"^(?:[\w.\-]+\.(?:json|jinja|model|txt))$")
+READ_AHEAD_BYTES = 64 << 10  # a header's length and the header in one request
 MAX_PREFIX_BYTES = 128 << 20  # of one remote file's beginning kept in memory
 
 
@@ -112,7 +114,7 @@ class RemoteRepo:
 
     def gguf_parts(self) -> list[str]:
         """The GGUF files that the reference means; empty for a repository of safetensors."""
-        models = [name for name in self.names() if name.endswith(".gguf") and "mmproj" not in name]
+        models = [name for name in self.names() if name.endswith(".gguf") and not _SIDE_MODEL.search(name)]
         wanted = self.reference.file
         if wanted is None:
             candidates = models
@@ -202,7 +204,7 @@ class RemoteFile:
         with self._lock:
             have = len(self._prefix)
             if offset_bytes <= have < end <= MAX_PREFIX_BYTES:
-                self._prefix += self._fetch(have, end)
+                self._prefix += self._fetch(have, min(max(end, have + READ_AHEAD_BYTES), self.size_bytes))
             if end <= len(self._prefix):
                 return bytes(self._prefix[offset_bytes:end])
         return self._fetch(offset_bytes, end)
