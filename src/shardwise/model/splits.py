@@ -4,7 +4,7 @@ planner's business. Nothing here fails."""
 from __future__ import annotations
 
 from shardwise.model.description import ModelDescription
-from shardwise.model.families import FAMILIES, cut_points
+from shardwise.model.families import FAMILIES, Family, cut_points, described_kinds, slice_problem
 from shardwise.records import Record
 
 MAX_EVEN_PARTS = 1024  # nobody has more machines for one copy
@@ -29,19 +29,53 @@ def _by_layers(model: ModelDescription) -> SplitOption:
     count = model.num_layers
     if count < 2:
         return SplitOption(strategy="layer_wise", possible=False, max_parts=1, note="there is only one layer")
-    family = FAMILIES.get(model.architecture)
-    cuts = cut_points(family, count) if family else list(range(1, count))
+    in_llama_cpp = model.source.kind in ("gguf", "preset")  # torch computes layers wherever they are
+    family = FAMILIES.get(model.architecture) if in_llama_cpp else None
+    if family is None:
+        note = "at any layer"
+        if in_llama_cpp:
+            note += f"; '{model.architecture}' is not proved to compute the same when it is split: it can be planned, but not run"
+        return SplitOption(strategy="layer_wise", possible=True, max_parts=count, even_parts=_divisors(count, count), note=note)
+    cuts = cut_points(family, count)
     if not cuts:
         note = f"llama.cpp computes '{model.architecture}' with {count} layers in a way that no slice can repeat"
         return SplitOption(strategy="layer_wise", possible=False, max_parts=1, note=note)
+    stages = _Stages(model, family)
+    most = stages.most()
     note = (
         "at any layer" if len(cuts) == count - 1 else f"only after the layers {', '.join(str(cut - 1) for cut in cuts[:8])} ..."
     )
-    if family is None and model.source.kind in ("gguf", "preset"):
-        note += f"; '{model.architecture}' is not proved to compute the same when it is split, so it can be planned, but not run"
-    parts = len(cuts) + 1
-    even = tuple(n for n in _divisors(count, parts) if all(count // n * i in cuts for i in range(1, n)))
-    return SplitOption(strategy="layer_wise", possible=True, max_parts=parts, even_parts=even, note=note)
+    note += "" if most == len(cuts) + 1 else ", but each stage needs layers of every kind"
+    even = tuple(n for n in _divisors(count, most) if stages.allows_equal(n))
+    return SplitOption(strategy="layer_wise", possible=most > 1, max_parts=most, even_parts=even, note=note)
+
+
+class _Stages:
+    """Which runs of layers an architecture allows as a stage."""
+
+    def __init__(self, model: ModelDescription, family: Family) -> None:
+        self.count = model.num_layers
+        self.family = family
+        self.kinds = described_kinds(model)
+        self.borders = [0, *cut_points(family, self.count), self.count]
+
+    def allows(self, start: int, end: int) -> bool:
+        return slice_problem(self.family, start, end, self.count, self.kinds) is None
+
+    def allows_equal(self, parts: int) -> bool:
+        size = self.count // parts
+        return all(self.allows(start, start + size) for start in range(0, self.count, size))
+
+    def most(self) -> int:
+        """The largest number of stages; each is as short as the rest allows, tried for every border."""
+        if len(self.borders) == self.count + 1 and all(self.allows(i, i + 1) for i in range(self.count)):
+            return self.count
+        best = {0: 0}
+        for index, end in enumerate(self.borders[1:], 1):
+            reachable = [best[start] + 1 for start in self.borders[:index] if start in best and self.allows(start, end)]
+            if reachable:
+                best[end] = max(reachable)
+        return best.get(self.count, 1)
 
 
 def _by_tensors(model: ModelDescription) -> SplitOption:
