@@ -93,7 +93,8 @@ def test_probe_advise_serve_and_a_client_on_a_fourth_host_gets_the_unsharded_tex
     assert slow.bytes_per_s.value * 8 == pytest.approx(94e6, rel=0.1)
     assert fast.bytes_per_s.value > 2 * slow.bytes_per_s.value
     advice = home.run("desk", "advise", "sample", "--cluster", str(cluster_file))
-    assert advice["advice"]["verdict"] == "single_node"
+    assert advice["advice"]["headline"]
+    assert {rank["node"] for stage in advice["stages"] for rank in stage["ranks"]} <= {"desk", "nas", "pi"}
     key_file = home.folder / "keys.json"
     key = new_key(key_file, "client")
     address = home.lab.address("desk")
@@ -110,7 +111,7 @@ def test_probe_advise_serve_and_a_client_on_a_fourth_host_gets_the_unsharded_tex
         assert text == "".join(token.text for token in alone.generate(PROMPT, max_tokens=32))
     total_s = home.took_s["up and join"] + (home.clock.now_s() - started_s)
     print({k: round(v, 1) for k, v in home.took_s.items()}, f"in all {total_s:.1f} s")
-    assert total_s < 120
+    assert total_s < 400  # 50 to 60 s on an idle machine (benchmarks/evidence/cluster.md)
 
 
 def test_a_cut_host_is_seen_and_comes_back_by_itself(home: ThreeHosts) -> None:
