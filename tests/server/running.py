@@ -46,7 +46,7 @@ def running_app(app: FastAPI, slot: EngineSlot, settings: ServerSettings) -> Ite
     """Serve an application until the block ends."""
     bound = listen(settings)
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5)
-    server = Server(config, slot)
+    server = Server(config, app.state.shardwise)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -55,6 +55,7 @@ def running_app(app: FastAPI, slot: EngineSlot, settings: ServerSettings) -> Ite
             wait_until(lambda: server.started, 10, "the server to start")
             yield Running(url, app, slot, http)
     finally:
+        app.state.shardwise.live.end_streams()
         server.should_exit = True
         thread.join(timeout=20)
         bound.close()

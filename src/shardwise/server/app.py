@@ -22,7 +22,7 @@ from shardwise.server.door import Door
 from shardwise.server.engine import EngineSlot
 from shardwise.server.generation import ClientGone
 from shardwise.server.problems import Problem, from_error, internal
-from shardwise.server.routes import chat, completions, embeddings, health, live, models, pages, responses, tokens
+from shardwise.server.routes import chat, completions, embeddings, health, live, models, operate, pages, responses, tokens
 from shardwise.server.settings import ServerSettings, check_exposure
 from shardwise.server.state import ServerState, request_id_of
 
@@ -53,7 +53,7 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
     )
     app.state.shardwise = state
-    for module in (chat, completions, responses, embeddings, models, tokens, health, live, pages):
+    for module in (chat, completions, responses, embeddings, models, tokens, health, live, operate, pages):
         app.include_router(module.router)
     app.mount("/static", pages.static_files(), name="static")
     _add_error_shapes(app)

@@ -83,7 +83,7 @@ class EmbeddingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The slot's answer. `status` is ready | loading | not_ready | failed | draining."""
+    """The slot's answer. `status` is ready | loading | not_ready | failed | draining | stopped."""
 
     status: str
     reason: str
@@ -114,6 +114,8 @@ class EngineSlot:
         self._loading = loading
         self._failure: ShardwiseError | None = None
         self._draining = False
+        self._stopped = False
+        self._progress = LoadingProgress(None, None)
 
     @property
     def engine(self) -> Engine | None:
@@ -127,10 +129,35 @@ class EngineSlot:
     def draining(self) -> bool:
         return self._draining
 
+    @property
+    def stopped(self) -> bool:
+        """Nothing runs, and nothing is being launched."""
+        return self._stopped or self._failure is not None
+
     def fill(self, engine: Engine) -> None:
         """The launch has succeeded."""
         with self._lock:
-            self._engine = engine
+            self._engine, self._draining = engine, False
+
+    def begin(self) -> None:
+        """A launch begins."""
+        with self._lock:
+            self._failure, self._stopped, self._draining = None, False, False
+            self._loading = lambda: self._progress
+
+    def on_progress(self, what: str, share: float) -> None:
+        """How far that launch is."""
+        self._progress = LoadingProgress(share, None, f"the model is being loaded again ({what})")
+
+    def empty(self) -> None:
+        """The deployment was closed on purpose."""
+        with self._lock:
+            self._engine, self._stopped, self._draining = None, True, False
+
+    def resume(self) -> None:
+        """End a drain."""
+        with self._lock:
+            self._draining = False
 
     def fail(self, error: ShardwiseError) -> None:
         """The launch has failed for good."""
@@ -148,6 +175,8 @@ class EngineSlot:
             return Availability("failed", self._failure.one_line())
         if self._draining:
             return Availability("draining", "the server is shutting down and finishes what it has begun")
+        if self._engine is None and self._stopped:
+            return Availability("stopped", "the model was stopped by its operator")
         if self._engine is None:
             progress = self._loading() if self._loading is not None else LoadingProgress(None, None)
             return Availability("loading", progress.step, progress=progress.fraction, expected_s=progress.expected_s)

@@ -38,12 +38,14 @@ class LiveView:
         self._stats: list[Stats] = []
         self._stats_at_s: float | None = None
         self._seen_states: dict[int, str] = {}
+        self._seen_pids: dict[int, int] = {}
         self._seen_status = ""
         self._seen_recoveries = 0
         self._last_tokens = 0
         self._last_at_s = clock.now_s()
         self._latest: dict[str, Any] = {}
         self._changed = asyncio.Condition()
+        self._ending = False
         self._tasks: list[asyncio.Task[None]] = []
         self._started_s = clock.wall_s()
         self.capacities: dict[str, int] = {}
@@ -52,6 +54,10 @@ class LiveView:
     def start(self) -> None:
         """Begin to watch; needs a running loop."""
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._ask_stages())]
+
+    def end_streams(self) -> None:
+        """Let everybody who looks go, within one interval: the server is about to end."""
+        self._ending = True
 
     async def stop(self) -> None:
         """End the tasks."""
@@ -71,7 +77,7 @@ class LiveView:
         try:
             if self._latest:
                 yield self._latest
-            while True:
+            while not self._ending:
                 async with self._changed:
                     await self._changed.wait()
                 yield self._latest
@@ -146,6 +152,12 @@ class LiveView:
         if engine is None:
             return
         for stage in engine.stages:
+            pid, old_pid = stage.pid or 0, self._seen_pids.get(stage.index, 0)
+            if pid and old_pid and pid != old_pid:
+                self.note(
+                    "bad", f"stage {stage.index} on {stage.node or 'this machine'}: process {old_pid} is gone, {pid} starts"
+                )
+            self._seen_pids[stage.index] = pid or old_pid
             before = self._seen_states.get(stage.index)
             if before is not None and before != stage.state:
                 kind = "good" if stage.state == "ready" else "bad" if stage.state in ("gone", "lost", "failed") else "info"

@@ -11,7 +11,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 import uvicorn
 
@@ -20,17 +19,13 @@ from shardwise.errors import ConnectFailed, MissingExtraError, ShardwiseError
 from shardwise.server.access import ApiKey
 from shardwise.server.app import create_app
 from shardwise.server.engine import Engine, EngineSlot, LoadingProgress
+from shardwise.server.operations import Operator, Relaunch
 from shardwise.server.settings import ServerSettings
+from shardwise.server.state import ServerState
 
 log = logging.getLogger("shardwise.server")
 
 OnProgress = Callable[[str, float], None]
-
-
-class Launch(Protocol):
-    """Makes the deployment; blocks until it is ready. May call `on_progress(what, share)`."""
-
-    def __call__(self, on_progress: OnProgress) -> Engine: ...
 
 
 class Loading:
@@ -56,13 +51,14 @@ class Loading:
 class Server(uvicorn.Server):
     """Uvicorn, with a drain in front of its shutdown and an end when the launch fails."""
 
-    def __init__(self, config: uvicorn.Config, slot: EngineSlot) -> None:
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config)
-        self._slot = slot
+        self._state = state
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """The first signal begins the drain, the second ends at once."""
-        self._slot.drain()
+        self._state.slot.drain()
+        self._state.live.end_streams()
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
 
 
@@ -84,17 +80,20 @@ def listen(settings: ServerSettings) -> socket.socket:
 
 
 def serve_forever(
-    launch: Launch,
+    launch: Relaunch,
     settings: ServerSettings,
     *,
     keys: tuple[ApiKey, ...] = (),
     on_listening: Callable[[str], None] = lambda url: None,
     on_ready: Callable[[Engine], None] = lambda engine: None,
 ) -> None:
-    """Serve until a signal; raises what the launch raised."""
+    """Serve until a signal; raises what the launch raised. `launch(layers, on_progress)` makes the deployment and blocks."""
     loading = Loading(SystemClock())
     slot = EngineSlot(loading=loading)
     app = create_app(slot, settings, keys=keys)
+    state: ServerState = app.state.shardwise
+    state.operator = Operator(slot, launch, drain_s=settings.drain_s)
+    state.live.operations = state.operator.allowed
     bound = listen(settings)
     config = uvicorn.Config(
         app,
@@ -104,7 +103,7 @@ def serve_forever(
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         timeout_keep_alive=30,
     )
-    server = Server(config, slot)
+    server = Server(config, state)
     launching = threading.Thread(target=_launch, args=(launch, loading, slot, server, on_ready), name="launch", daemon=True)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     on_listening(f"http://{host}:{bound.getsockname()[1]}")
@@ -122,10 +121,10 @@ def serve_forever(
 
 
 def _launch(
-    launch: Launch, loading: Loading, slot: EngineSlot, server: uvicorn.Server, on_ready: Callable[[Engine], None]
+    launch: Relaunch, loading: Loading, slot: EngineSlot, server: uvicorn.Server, on_ready: Callable[[Engine], None]
 ) -> None:
     try:
-        engine = launch(loading.on_progress)
+        engine = launch((), loading.on_progress)
     except ShardwiseError as error:
         slot.fail(error)
         server.should_exit = True

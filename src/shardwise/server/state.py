@@ -15,6 +15,7 @@ from shardwise.server.bridge import Bridge
 from shardwise.server.engine import Engine, EngineSlot
 from shardwise.server.live import LiveView
 from shardwise.server.metrics import Metrics
+from shardwise.server.operations import Operator
 from shardwise.server.problems import Problem, unavailable
 from shardwise.server.settings import ServerSettings
 from shardwise.server.tracing import Traces
@@ -33,6 +34,7 @@ class ServerState:
     traces: Traces = field(init=False)
     live: LiveView = field(init=False)
     started_s: float = field(init=False)
+    operator: Operator | None = None
     _bridge: Bridge | None = None
 
     def __post_init__(self) -> None:

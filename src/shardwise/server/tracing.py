@@ -67,12 +67,13 @@ class Traces:
         now_s = self._clock.now_s()
         times = visit_times(token.visits, now_s)
         start_s = times[0][0]
-        self.newest_path = {
-            "request": request_id,
-            "position": token.position,
-            "total_s": now_s - start_s,
-            "visits": [_visit(visit, left_s - start_s) for visit, (left_s, _) in zip(token.visits, times)],
-        }
+        if token.visits[0].stage == 0:  # in a mixed batch the first stages may have had no reason to trace
+            self.newest_path = {
+                "request": request_id,
+                "position": token.position,
+                "total_s": now_s - start_s,
+                "visits": [_visit(visit, left_s - start_s) for visit, (left_s, _) in zip(token.visits, times)],
+            }
         root = self._roots.get(request_id)
         if root is not None:
             self._export(root, choice, token, times, now_s)

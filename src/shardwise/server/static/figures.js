@@ -19,7 +19,7 @@ export function drawFigures(place, picture) {
     spark(history),
     figure("Requests in flight", number(picture.requests.length), waiting ? `${waiting} waiting` : ""),
     figure("First token, median", firsts.length ? seconds(firsts[firsts.length >> 1]) : "–"),
-    figure("Last token through all stages", said.last_token_age_s == null ? "–" : seconds(Math.max(0.1, Math.round(said.last_token_age_s * 10) / 10)), said.last_token_age_s == null ? "" : "ago"),
+    figure("Last token came", said.last_token_age_s == null ? "–" : seconds(Math.max(0.1, Math.round(said.last_token_age_s * 10) / 10)), said.last_token_age_s == null ? "" : "ago"),
     figure("Recoveries", number((picture.recoveries ?? []).length)));
 }
 

@@ -51,25 +51,27 @@ function nodeCard(group, picture, largest, busy) {
 }
 
 function stageTile(stage) {
-  const kv = stage.kv_tokens == null ? "–" : `${number(stage.kv_tokens)} / ${number(stage.kv_capacity_tokens)}`;
+  const alive = stage.state === "ready";
+  const kv = !alive || stage.kv_tokens == null ? "–" : `${number(stage.kv_tokens)} / ${number(stage.kv_capacity_tokens)}`;
   return h("div", { class: `stage ${stage.state}`, "data-stage": stage.index },
     h("div", { class: "stage-title" }, h("span", {}, `Stage ${stage.index}`), h("span", { class: `tag ${STATE[stage.state] ?? "warn"}` }, stage.state)),
     h("dl", {},
       h("dt", {}, "holds"), h("dd", {}, layers(stage.layers)),
-      h("dt", {}, "computes"), h("dd", {}, stage.compute_s?.n ? `${seconds(stage.compute_s.p50)} a token` : "–"),
+      h("dt", {}, "computes"), h("dd", {}, alive && stage.compute_s?.n ? `${seconds(stage.compute_s.p50)} a token` : "–"),
       h("dt", {}, "KV tokens"), h("dd", {}, kv),
-      h("dt", {}, "memory"), h("dd", {}, bytes(stage.memory_bytes)),
+      h("dt", {}, "memory"), h("dd", {}, alive ? bytes(stage.memory_bytes) : "–"),
       h("dt", {}, "process"), h("dd", {}, stage.pid ? String(stage.pid) : "–")));
 }
 
 function hop(picture, index, busy) {
   const found = picture.boundaries?.find((one) => one.from_stage === index);
-  const time = found?.measured.transfer_s;
-  return h("div", { class: `hop ${busy ? "busy" : ""}`, role: "img", "aria-label": `link from stage ${index} to stage ${index + 1}${time?.n ? `: ${seconds(time.p50)}` : ""}` },
-    h("strong", {}, time?.n ? seconds(time.p50) : "–"),
+  const broken = [index, index + 1].some((one) => picture.stages[one]?.state !== "ready");
+  const time = broken ? null : found?.measured.transfer_s;
+  return h("div", { class: `hop ${broken ? "broken" : busy ? "busy" : ""}`, role: "img", "aria-label": `link from stage ${index} to stage ${index + 1}${time?.n ? `: ${seconds(time.p50)}` : broken ? ": interrupted" : ""}` },
+    h("strong", {}, broken ? "interrupted" : time?.n ? seconds(time.p50) : "–"),
     h("svg", { class: "arrow", viewBox: "0 0 60 12", preserveAspectRatio: "none", "aria-hidden": "true" },
       h("path", { d: "M2 6H52M46 2L54 6L46 10", fill: "none", stroke: "currentColor", "stroke-width": 2, "vector-effect": "non-scaling-stroke" })),
-    h("span", {}, found?.bytes_per_token ? `${bytes(found.bytes_per_token)}/token` : ""));
+    h("span", {}, !broken && found?.bytes_per_token ? `${bytes(found.bytes_per_token)}/token` : ""));
 }
 
 const machine = () => h("svg", { class: "machine", viewBox: "0 0 24 24", "aria-hidden": "true" },

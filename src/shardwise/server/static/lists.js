@@ -25,8 +25,8 @@ export function drawAdvice(place, picture) {
   const advice = picture.advice;
   if (!advice) {
     const text = picture.stages?.length > 1
-      ? "This deployment was not planned, so there is no advice about it. `shardwise advise` tells whether splitting pays on your machines."
-      : "One machine holds the model; nothing is split.";
+      ? ["This deployment was not planned, so there is no advice about it. ", h("code", {}, "shardwise advise"), " tells whether splitting pays on your machines."]
+      : ["One stage holds the model; nothing is split."];
     return fill(place, h("p", { class: "empty" }, text));
   }
   fill(place, h("p", { class: "verdict" }, advice.headline), h("span", { class: "tag" }, advice.verdict.replaceAll("_", " ")),
