@@ -84,8 +84,12 @@ class _Search:
             sources = self.trace.sources[target] - {target}
             if not sources or target in used or sources & used:
                 continue
-            if self._try_pair(sources, target):
-                used |= sources | {target}
+            # layers fed by the same ones (the two outputs of a joint attention) can only change together
+            alike = [other for other in self.trace.order if self.trace.sources[other] - {other} == sources]
+            for targets in [[target], alike] if len(alike) > 1 else [[target]]:
+                if self._try_pair(sources, targets):
+                    used |= sources | set(targets)
+                    break
         for pattern in self.trace.order:
             if pattern not in used and pattern not in self.left:
                 self.left[pattern] = "its output does not lead to a layer that can take it split"
@@ -95,22 +99,25 @@ class _Search:
         left = {pattern: reason for pattern, reason in self.left.items() if pattern not in self.plan}
         return InferredPlan(self.plan, left, self.checks)
 
-    def _try_pair(self, sources: set[str], target: str) -> bool:
+    def _try_pair(self, sources: set[str], targets: list[str]) -> bool:
         reason = ""
-        for candidate in self._candidates(sorted(sources), target):
+        for candidate in self._candidates(sorted(sources), targets):
             reason = self._failure(candidate)
             if not reason:
                 self.plan |= candidate
                 return True
         if reason:
-            self.left.setdefault(target, f"splitting it with {', '.join(sorted(sources))} fails: {reason}")
+            self.left.setdefault(targets[0], f"splitting it with {', '.join(sorted(sources))} fails: {reason}")
         return False
 
-    def _candidates(self, sources: list[str], target: str) -> Iterable[Plan]:
+    def _candidates(self, sources: list[str], targets: list[str]) -> Iterable[Plan]:
         """Plain first; then the sources as fused projections; then joined branches into a packed target."""
-        plain: Plan = dict.fromkeys(sources, "colwise") | {target: "rowwise"}
+        plain: Plan = {source: "colwise" for source in sources} | dict.fromkeys(targets, "rowwise")
         yield plain
-        declared = {s: PackedColwiseParallel() for s in sources if hasattr(self._module(s), "_tp_packed_col_blocks")}
+        if len(targets) > 1:
+            return
+        target = targets[0]
+        declared: Plan = {s: PackedColwiseParallel() for s in sources if hasattr(self._module(s), "_tp_packed_col_blocks")}
         if hasattr(self._module(target), "_tp_packed_row_blocks"):
             declared[target] = PackedRowwiseParallel()
         if declared:
