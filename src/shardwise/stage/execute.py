@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwise.errors import UsageError
+from shardwise.errors import ShardwiseError, UsageError
 from shardwise.stage.backend import BatchSegment, Floats
 from shardwise.stage.batcher import Item
 from shardwise.stage.sessions import StageSession
@@ -125,7 +125,11 @@ class Executor:
             position = item.segment.position + item.segment.num_tokens
             if position < len(session.history):
                 continue  # a row of a refill: its token is known
-            choice = session.sampler.choose(logits_V, session.history, position)
+            try:
+                choice = session.sampler.choose(logits_V, session.history, position)
+            except ShardwiseError as error:  # this session's own: the others of the batch go on
+                worker.give_up(error, item.segment)
+                continue
             session.history.append(choice.token)
             sent_s = worker.clock.now_s()
             out.append(

@@ -143,6 +143,11 @@ class StageWorker:
         finally:
             self.release(batch)
 
+    def give_up(self, error: ShardwiseError, segment: Segment) -> None:
+        """End one session with an error."""
+        self._report(error, segment.session, segment.epoch)
+        self._forget(segment.session)
+
     def release(self, items: list[Item]) -> None:
         """Acknowledge chunks that were computed or dropped: every one that was sent, or the sender's window closes for good."""
         for item in items:

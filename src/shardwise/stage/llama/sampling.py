@@ -80,15 +80,31 @@ class Sampler:
         grammar = self._api.llama_sampler_init_grammar(self._vocab, self.settings.grammar.encode(), b"root")
         if not grammar:
             raise UsageError(f"the grammar is not valid GBNF: {library.take_log()}", where="grammar")
-        for token in generated:
-            self._api.llama_sampler_accept(grammar, token)
+        try:
+            for token in generated:
+                self._accept(grammar, token)
+        except UsageError:
+            self._api.llama_sampler_free(grammar)
+            raise
         return grammar
+
+    def _accept(self, grammar: Any, token: int) -> None:
+        """Move a grammar on. A token that it does not allow is a `UsageError`; llama.cpp would end the process."""
+        alone = np.zeros(1, dtype=_TOKEN_DATA)
+        alone["id"] = token
+        data = ctypes.cast(alone.ctypes.data, self._api.llama_token_data_p)
+        candidates = self._api.llama_token_data_array(data=data, size=1, selected=-1, sorted=False)
+        self._api.llama_sampler_apply(grammar, ctypes.byref(candidates))
+        if not np.isfinite(alone["logit"][0]):
+            hint = "loosen the grammar, or the logit bias"
+            raise UsageError("the grammar allows none of the model's tokens here", where="grammar", hint=hint)
+        self._api.llama_sampler_accept(grammar, token)
 
     def choose(self, logits_V: Floats, history: list[int], position: int) -> Choice:
         """The token at `position` from the logits [V] of the row before it; `history` is all tokens before it."""
         token = int(np.argmax(logits_V)) if self._plain_greedy else self._chain(logits_V, history, position)
         if self._grammar is not None:
-            self._api.llama_sampler_accept(self._grammar, token)
+            self._accept(self._grammar, token)
         if self.settings.num_logprobs < 0:
             return Choice(token, None, ())
         logprobs_V = log_softmax(logits_V)
