@@ -9,6 +9,7 @@ from shardwise.cli.bench import app as bench
 from shardwise.cli.chat import chat
 from shardwise.cli.cluster import app as cluster
 from shardwise.cli.describe import describe
+from shardwise.cli.doctor import doctor
 from shardwise.cli.pack import pack
 from shardwise.cli.plan import plan
 from shardwise.cli.probe import probe
@@ -28,3 +29,4 @@ def register(app: typer.Typer) -> None:
     app.command("probe", help="Measure this machine, or all machines of its cluster and every link.")(probe)
     app.command("plan", help="The best split, its predictions, alternatives and rejections.")(plan)
     app.command("advise", help="Should I split at all? Verdict first.")(advise)
+    app.command("doctor", help="What on this machine would stop it, and the cure.")(doctor)

@@ -1,0 +1,33 @@
+"""`shardwise doctor`: what on this machine would stop it, and the cure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardwise.cli.common import output
+
+
+def doctor(
+    every: Annotated[bool, typer.Option("--all/--problems", help="Also what is fine, or problems only.")] = True,
+) -> None:
+    """What on this machine would stop shardwise, and the cure."""
+    from shardwise.probe.doctor import examine, gather
+    from shardwise.probe.run import cache_folder
+    from shardwise.records import plain
+
+    facts = gather(cache=cache_folder())
+    findings = examine(facts)
+    bad = any(f.level == "bad" for f in findings)
+    if output().json:
+        output().document({"ok": not bad, "findings": [plain(f) for f in findings]})
+    else:
+        marks = {"good": "ok  ", "warning": "warn", "bad": "BAD "}
+        for finding in findings:
+            if every or finding.level != "good":
+                output().show(f"{marks[finding.level]}  {finding.check:11} {finding.message}")
+                if finding.cure:
+                    output().show(f"      {'':11} -> {finding.cure}")
+    if bad:
+        raise typer.Exit(5)
