@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from shardwise.errors import UsageError
 from shardwise.server.chat_output import ChatChoice
 from shardwise.server.engine import Engine
 from shardwise.server.json_grammar import any_object_gbnf, schema_to_gbnf
@@ -42,10 +44,9 @@ def plan_chat(engine: Engine, body: ChatRequest, settings: ServerSettings) -> Ch
     if forced:
         if grammar:
             raise invalid("a forced tool call cannot be combined with a response format", "tool_choice")
-        grammar = calls_grammar(
-            tool_format,
-            [(tool.function.name, tool.function.parameters) for tool in forced],
-            parallel=body.parallel_tool_calls is not False,
+        functions = [(tool.function.name, tool.function.parameters) for tool in forced]
+        grammar = from_schema(
+            lambda: calls_grammar(tool_format, functions, parallel=body.parallel_tool_calls is not False), "tools"
         )
     return ChatPlan(
         prompt=render_chat(engine, body.messages, tools, tool_format),
@@ -80,7 +81,16 @@ def response_grammar(wanted: ResponseFormat | None, settings: ServerSettings) ->
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise invalid("response_format of type json_schema needs json_schema.schema", "response_format")
     check_schema_size(wanted.json_schema.schema_, settings, "response_format")
-    return schema_to_gbnf(wanted.json_schema.schema_)
+    schema = wanted.json_schema.schema_
+    return from_schema(lambda: schema_to_gbnf(schema), "response_format")
+
+
+def from_schema(make: Callable[[], str], param: str) -> str:
+    """A grammar, or 422 with what the schema has that cannot be honoured."""
+    try:
+        return make()
+    except UsageError as error:
+        raise impossible(error.message, param, "invalid_schema") from error
 
 
 def check_schema_size(schema: dict[str, Any] | None, settings: ServerSettings, param: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardwise.server.problems import Problem
+from shardwise.errors import UsageError
 
 MAX_REPEAT = 1000  # llama.cpp refuses more than 2000 elements in one repetition
 MAX_GRAMMAR_BYTES = 64 * 2**10
@@ -62,7 +62,7 @@ def check_foreign(grammar: str) -> None:
     elif _nesting(grammar) > MAX_GRAMMAR_NESTING:
         problem = f"nests deeper than {MAX_GRAMMAR_NESTING} parentheses"
     if problem:
-        raise Problem(422, f"the grammar {problem}", param="grammar", code="invalid_grammar")
+        raise UsageError(f"the grammar {problem}", where="grammar")
 
 
 def _nesting(grammar: str) -> int:

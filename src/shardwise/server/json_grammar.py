@@ -1,8 +1,8 @@
 """JSON schema -> GBNF, so that constrained output is valid by construction.
 
 The grammar accepts a subset of what the schema accepts, never more: declared properties in their order, bounded white space.
-A keyword that cannot be honoured is refused by name (422) instead of ignored. Annotations (title, description, default, examples,
-unknown `format`) have no effect. `oneOf` is taken as `anyOf`.
+A keyword that cannot be honoured is refused by name (`UsageError`) instead of ignored. Annotations (title, description, default,
+examples, unknown `format`) have no effect. `oneOf` is taken as `anyOf`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from shardwise.errors import UsageError
 from shardwise.server.gbnf import MAX_REPEAT, PRIMITIVES, literal, repeat
 from shardwise.server.integer_range import integer_rule
-from shardwise.server.problems import Problem, impossible
 
 Schema = dict[str, Any]
 
@@ -35,9 +35,9 @@ _MAX_ITEMS = 200
 _MAX_RULES = 2000
 
 
-def refuse(message: str) -> Problem:
-    """422 for a schema that cannot be turned into a grammar."""
-    return impossible(f"the JSON schema cannot be used: {message}", "response_format", "invalid_schema")
+def refuse(message: str) -> UsageError:
+    """The error for a schema that cannot be turned into a grammar."""
+    return UsageError(f"the JSON schema cannot be used: {message}", where="json-schema")
 
 
 class SchemaGrammar:
@@ -243,7 +243,7 @@ class SchemaGrammar:
 
 
 def schema_to_gbnf(schema: Any) -> str:
-    """The grammar of one schema; raises a 422 `Problem` that names what is wrong."""
+    """The grammar of one schema; raises `UsageError` that names what is wrong."""
     grammar = SchemaGrammar()
     try:
         return grammar.text(grammar.add_schema(schema))

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from shardwise.errors import ShardwiseError
+from shardwise.errors import ShardwiseError, UsageError
 from shardwise.records import replace
 from shardwise.server.activity import Active
 from shardwise.server.engine import Engine
 from shardwise.server.figures import context_tokens
 from shardwise.server.gbnf import check_foreign
 from shardwise.server.generation import Generation
-from shardwise.server.problems import Problem, from_error, invalid
+from shardwise.server.problems import Problem, from_error, impossible, invalid
 from shardwise.server.sampling import sampling_settings
 from shardwise.server.schemas.common import Generating, Sampling
 from shardwise.server.state import ServerState, client_of, request_id_of
@@ -53,7 +53,10 @@ def grammar_of(fields: Sampling, from_format: str) -> str:
     if own and from_format:
         raise invalid("give 'grammar' or a response format (or a forced tool), not both", "grammar")
     if own:
-        check_foreign(own)
+        try:
+            check_foreign(own)
+        except UsageError as error:
+            raise impossible(error.message, "grammar", "invalid_grammar") from error
     return own or from_format
 
 

@@ -1,0 +1,97 @@
+"""`shardwise serve`: the OpenAI-compatible API, metrics and the dashboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwise.cli import split_options as flags
+from shardwise.cli.common import output
+from shardwise.errors import MissingExtraError
+
+PANEL = "Server"
+
+Host = Annotated[str, typer.Option("--host", help="Address; others than loopback need a key.", rich_help_panel=PANEL)]
+Port = Annotated[int, typer.Option("--port", help="0 = a free one.", min=0, max=65535, rich_help_panel=PANEL)]
+Alias = Annotated[list[str] | None, typer.Option("--alias", help="A further model name; repeatable.", rich_help_panel=PANEL)]
+KeyFile = Annotated[Path | None, typer.Option("--api-key-file", help="Hashed API keys.", rich_help_panel=PANEL)]
+NewKey = Annotated[str, typer.Option("--new-api-key", help="Make a key with this name, and end.", rich_help_panel=PANEL)]
+PerMinute = Annotated[int, typer.Option(help="Limit of the new key; 0 = none.", min=0, rich_help_panel=PANEL)]
+CorsOrigin = Annotated[list[str] | None, typer.Option("--cors-origin", help="A web page that may ask.", rich_help_panel=PANEL)]
+Drain = Annotated[float, typer.Option("--drain", help="Seconds for running answers at the end.", min=0, rich_help_panel=PANEL)]
+TraceEndpoint = Annotated[str, typer.Option(help="OpenTelemetry collector (OTLP over HTTP).", rich_help_panel=PANEL)]
+AccessLog = Annotated[bool, typer.Option("--access-log/--no-access-log", help="A line a request.", rich_help_panel=PANEL)]
+
+
+def serve(  # one parameter a flag
+    model: flags.Model,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    alias: Alias = None,
+    api_key_file: KeyFile = None,
+    new_api_key: NewKey = "",
+    requests_per_minute: PerMinute = 0,
+    tokens_per_minute: PerMinute = 0,
+    cors_origin: CorsOrigin = None,
+    drain: Drain = 30.0,
+    trace_endpoint: TraceEndpoint = "",
+    access_log: AccessLog = True,
+    stages: flags.Stages = 1,
+    layers: flags.Layers = "",
+    plan: flags.PlanFile = None,
+    ctx: flags.Ctx = 2048,
+    sessions: flags.Sessions = 4,
+    threads: flags.Threads = 1,
+    kv_type: flags.KvType = "f16",
+    wire_dtype: flags.WireDtype = "f32",
+    chunk_tokens: flags.ChunkTokens = 0,
+    gpu_layers: flags.GpuLayers = 0,
+    blas: flags.Blas = "auto",
+    deterministic: flags.Deterministic = False,
+    paranoid: flags.Paranoid = False,
+) -> None:
+    """Serve the model: API under /v1, dashboard under /, until Ctrl-C."""
+    try:
+        from shardwise.server import command
+        from shardwise.server.settings import ServerSettings, check_exposure
+    except ImportError as error:
+        raise MissingExtraError.for_extra("server", "shardwise serve") from error
+
+    if new_api_key:
+        key = command.make_key(
+            api_key_file, new_api_key, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute
+        )
+        if output().json:
+            output().document({"name": new_api_key, "key": key})
+        output().show(key)
+        output().note(f"the key '{new_api_key}' is shown this once; only its hash is kept")
+        return
+    keys = command.read_key_file(api_key_file)
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        alias=command.model_aliases(model, alias or []),
+        cors_origins=tuple(cors_origin or ()),
+        drain_s=drain,
+        trace_endpoint=trace_endpoint,
+    )
+    check_exposure(settings, has_keys=bool(keys))
+    options = flags.run_options(
+        num_stages=stages,
+        layers=flags.split_layers(layers, plan),
+        context_tokens=ctx,
+        max_sessions=sessions,
+        threads=threads,
+        kv_type=kv_type,
+        wire_dtype=wire_dtype,
+        chunk_tokens=chunk_tokens,
+        gpu_layers=gpu_layers,
+        blas=blas,
+        deterministic=deterministic,
+        paranoid=paranoid,
+    )
+    command.serve_command(
+        command.local_launch(model, options), settings, keys=keys, say=output().note, access_log=access_log and not output().quiet
+    )

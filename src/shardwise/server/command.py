@@ -1,0 +1,73 @@
+"""What `shardwise serve` does with its flags: keys, settings, and the launch; then `serve_forever`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+from shardwise.errors import UsageError
+from shardwise.records import replace
+from shardwise.server.access import ApiKey, new_key, read_keys
+from shardwise.server.engine import Engine
+from shardwise.server.operations import Relaunch
+from shardwise.server.run import serve_forever
+from shardwise.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from shardwise.deploy.options import RunOptions
+
+
+def make_key(path: Path | None, name: str, *, requests_per_minute: int, tokens_per_minute: int) -> str:
+    """A new API key in the key file; the text is shown once."""
+    if path is None:
+        raise UsageError("--new-api-key needs a file to keep its hash in", where="serve", hint="add --api-key-file FILE")
+    return new_key(path, name, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute)
+
+
+def read_key_file(path: Path | None) -> tuple[ApiKey, ...]:
+    """The keys, or none; a file that was named must hold at least one."""
+    if path is None:
+        return ()
+    keys = read_keys(path)
+    if not keys:
+        raise UsageError("the key file holds no key", where=str(path), hint="make one with --new-api-key NAME")
+    return keys
+
+
+def model_aliases(model: str, given: list[str]) -> tuple[str, ...]:
+    """Names under which the model answers: the given ones first, then what was typed, without folders."""
+    return tuple(dict.fromkeys([*given, PurePath(model).name.removesuffix(".gguf")]))
+
+
+def local_launch(model: str, options: RunOptions) -> Relaunch:
+    """Launches the model as stage processes on this machine; another split may be asked for later."""
+
+    def launch_it(layers: tuple[int, ...], on_progress: Callable[[str, float], None]) -> Engine:
+        from shardwise.deploy.launch import launch
+
+        chosen = replace(options, layers=layers, num_stages=len(layers)) if layers else options
+        return launch(model, chosen, on_progress=on_progress)
+
+    return launch_it
+
+
+def serve_command(
+    launch: Relaunch, settings: ServerSettings, *, keys: tuple[ApiKey, ...], say: Callable[[str], None], access_log: bool
+) -> None:
+    """Serve until a signal; tells where, and when it is ready."""
+    if access_log:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger = logging.getLogger("shardwise.server")
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+
+    def listening(url: str) -> None:
+        say(f"dashboard {url}/   API {url}/v1   metrics {url}/metrics   (loading; /health/ready tells how far)")
+
+    def ready(engine: Engine) -> None:
+        say(f"ready: {engine.model.name} {engine.model.quantization} in {len(engine.stages)} stage(s); Ctrl-C drains and ends")
+
+    serve_forever(launch, settings, keys=keys, on_listening=listening, on_ready=ready)
