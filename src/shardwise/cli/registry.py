@@ -14,6 +14,8 @@ from shardwise.cli.pack import pack
 from shardwise.cli.plan import plan
 from shardwise.cli.probe import probe
 from shardwise.cli.run import run
+from shardwise.cli.serve import serve
+from shardwise.cli.top import top
 from shardwise.cli.verify import verify
 
 
@@ -24,6 +26,8 @@ def register(app: typer.Typer) -> None:
     app.command("verify", help="Check every bit of a packed folder.")(verify)
     app.command("run", help="Generate once, streamed; then show where the time went.")(run)
     app.command("chat", help="A conversation.")(chat)
+    app.command("serve", help="OpenAI-compatible API, metrics, dashboard.")(serve)
+    app.command("top", help="The dashboard in a terminal.")(top)
     app.add_typer(bench, name="bench")
     app.add_typer(cluster, name="cluster")
     app.command("probe", help="Measure this machine, or all machines of its cluster and every link.")(probe)

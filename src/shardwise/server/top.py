@@ -1,6 +1,6 @@
 """The live view in a terminal: the same picture that the dashboard draws, read from `/api/status`.
 
-Fails with `NetworkError`s where nobody answers, `AuthenticationFailed` where the key is wrong. No library of the server is needed.
+Fails with `NetworkError`s where nobody answers, `AuthenticationFailed` where the key is wrong.
 """
 
 from __future__ import annotations
