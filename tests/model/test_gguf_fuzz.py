@@ -6,7 +6,9 @@ and whole metadata values of the wrong type or size. What was found is kept in `
 
 from __future__ import annotations
 
+import random
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import ModelError
-from shardwise.model import ModelDescription
+from shardwise.model import ModelDescription, read_gguf_header
 from shardwise.model.gguf import describe_sources
 from shardwise.model.summary import describe_as_data, group_layers
 from shardwise.records import to_json
@@ -33,6 +35,7 @@ from tests.model.gguf_bytes import (
     small_llama,
 )
 from tests.model.memory_file import MemoryFile
+from tests.tiny_models import SPECS, make_tiny
 
 QUICK = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HONEST = small_llama().build()
@@ -201,3 +204,22 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_what_fuzzing_found(name: str) -> None:
     check(FOUND[name])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", list(SPECS)[::6])
+def test_mutations_of_real_headers(name: str, tmp_path: Path) -> None:
+    """500 files, each with a few fields or bits of a real model's header changed."""
+    path = make_tiny(name, "F16", path=tmp_path / "tiny.gguf")
+    data, header_bytes = path.read_bytes(), read_gguf_header(path).data_offset_bytes
+    rng = random.Random(name)
+    for _ in range(500):
+        damaged = bytearray(data)
+        first = rng.choice([0, max(0, header_bytes - 4000)])  # anywhere, or among the tensors
+        for _ in range(rng.randint(1, 6)):
+            position = rng.randrange(first, header_bytes)
+            if rng.random() < 0.6:
+                damaged[position] ^= 1 << rng.randrange(8)
+            else:
+                damaged[position : position + 8] = rng.choice(EVIL_64).to_bytes(8, "little")
+        check(bytes(damaged))
