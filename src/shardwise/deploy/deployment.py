@@ -73,6 +73,9 @@ class Deployment:
         self._configs, self._places, self._context = configs, places, context
         self._pieces = pieces
         self._names = [worker_name(config.stage) for config in configs]
+        self._replica_configs: dict[int, WorkerConfig] = {}
+        self._replica_places: dict[int, Placement] = {}
+        self._replica_names: dict[int, str] = {}
         self._closed = threading.Event()
         self.supervisor: Supervisor | None = None
 
@@ -200,7 +203,36 @@ class Deployment:
     def available(self, stage: int) -> Available:
         """What there is to recover a stage with (`supervisor.Restarter`)."""
         place = self._places[stage]
-        return Available(node=place.node, restart_s=max(s.load_s for s in self.stages) + 0.5)
+        replica = self._replica_names.get(stage, "")
+        standing = stage in self.driver.peers.replicas and bool(replica) and self.engine.status(replica).alive
+        return Available(
+            node=place.node,
+            hot_replica=replica if standing else "",
+            restart_s=max(s.load_s for s in self.stages) + 0.5,
+        )
+
+    def replica_promoted(self, stage: int) -> None:
+        """The replica takes the stage's place (`supervisor.Restarter`)."""
+        self._names[stage], self._replica_names[stage] = self._replica_names[stage], self._names[stage]
+
+    def add_replica(self, stage: int) -> None:
+        """Start a replica of a stage under its current epoch (`supervisor.Restarter`, `launch`)."""
+        config = self._replica_configs[stage]
+        place = self._replica_places[stage]
+        name = self._replica_names[stage]
+        self.engine.stop(name, grace_s=0.0)
+        hello = replace(config.hello, epoch=self.driver.peers.hello.epoch)
+        self.engine.start(worker_spec(name, replace(config, hello=hello), place))
+
+    def add_replicas(self, configs: list[WorkerConfig], places: list[Placement], *, hot: bool) -> None:
+        """Start a replica of every stage; `hot`: they are sent a copy of everything."""
+        self.driver.peers.mirroring = hot
+        self.driver.peers.awaited_replicas = len(configs)
+        for config, place in zip(configs, places, strict=True):
+            self._replica_configs[config.stage] = config
+            self._replica_places[config.stage] = place
+            self._replica_names[config.stage] = f"{worker_name(config.stage)}-replica"
+            self.add_replica(config.stage)
 
     def restart_stage(self, stage: int, epoch: int, node: str) -> None:
         """Start a stage's worker anew (`supervisor.Restarter`)."""
@@ -246,11 +278,9 @@ def worker_spec(name: str, config: WorkerConfig, place: Placement) -> WorkerSpec
     return WorkerSpec(name=name, node=place.node, config=config.frame(), device=place.device, prefix=place.prefix)
 
 
-def crash_error(stage: int, exit_status: int | None, log_tail: str) -> StageCrashed:
+def crash_error(name: str, exit_status: int | None, log_tail: str) -> StageCrashed:
     """The error for a worker process that ended."""
     status = exit_status if exit_status is not None else "unknown"
     how = f"signal {-status}" if isinstance(status, int) and status < 0 else f"status {status}"
     last = log_tail.strip().splitlines()[-1:] or ["no output"]
-    return StageCrashed(
-        f"the worker of stage {stage} ended with {how}: {last[0]}", where=f"stage {stage}", exit_status=status, log_tail=log_tail
-    )
+    return StageCrashed(f"the worker {name} ended with {how}: {last[0]}", where=name, exit_status=status, log_tail=log_tail)

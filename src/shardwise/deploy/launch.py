@@ -30,7 +30,7 @@ from shardwise.stage.backend import BackendSettings
 from shardwise.stage.config import AllowedPeer, WorkerConfig
 from shardwise.stage.llama.library import build_identity
 from shardwise.stage.own_slice import PieceAddress, SliceOrder
-from shardwise.transport.handshake import Hello
+from shardwise.transport.handshake import REPLICA_STAGE, Hello
 from shardwise.transport.pieces import PieceServer
 from shardwise.transport.security.keys import NodeKeys
 
@@ -61,6 +61,7 @@ def launch(
     *,
     engine: ClusterEngine | None = None,
     placements: list[Placement] | None = None,
+    replica_placements: list[Placement] | None = None,
     driver_host: str = "127.0.0.1",
     on_progress: OnProgress | None = None,
 ) -> Deployment:
@@ -105,6 +106,9 @@ def launch(
         pieces=pieces,
     )
     try:
+        if options.recovery.replicate != "none":
+            replicas = [_replica_config(config) for config in configs]
+            deployment.add_replicas(replicas, replica_placements or places, hot=options.recovery.replicate == "hot")
         driver.start()
         _wait_ready(deployment, options.start_timeout_s, say)
         deployment.supervise(options.recovery)
@@ -143,11 +147,10 @@ def _wait_ready(deployment: Deployment, timeout_s: float, say: OnProgress) -> No
             told = len(driver.peers.ready)
             say("loading", told / num_stages)
         driver.wait_changed(0.1)
-        for stage in range(num_stages):
-            status = deployment.engine.status(worker_name(stage))
+        for status in deployment.engine.statuses():
             if not status.alive and driver.failure is None:
                 driver.wait_changed(0.3)  # its own last word says more
-                raise driver.failure or crash_error(stage, status.exit_status, status.log_tail)
+                raise driver.failure or crash_error(status.name, status.exit_status, status.log_tail)
         if driver.failure is not None:
             raise driver.failure
 
@@ -220,6 +223,12 @@ def _worker_configs(
         )
         for index, (order, place, key) in enumerate(zip(orders, places, keys, strict=True))
     ]
+
+
+def _replica_config(config: WorkerConfig) -> WorkerConfig:
+    """A second worker of the same stage. Replicas share the stage's keys: whoever lets one in lets in the other."""
+    hello = replace(config.hello, stage=config.stage + REPLICA_STAGE)
+    return replace(config, replica=True, hello=hello)
 
 
 def _started(engine: ClusterEngine, configs: list[WorkerConfig], places: list[Placement]) -> ClusterEngine:

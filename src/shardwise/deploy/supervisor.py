@@ -45,6 +45,14 @@ class Restarter(Protocol):
         """Start the stage's worker anew with that epoch."""
         ...
 
+    def replica_promoted(self, stage: int) -> None:
+        """The stage's replica takes its place: the names of the two workers change places."""
+        ...
+
+    def add_replica(self, stage: int) -> None:
+        """Start a new replica of the stage."""
+        ...
+
     def available(self, stage: int) -> Available:
         """What there is to recover with."""
         ...
@@ -184,26 +192,33 @@ class Supervisor:
         """Do it, and wait until every stage is connected again; returns what failed meanwhile."""
         driver, begun = self._driver, threading.Event()
         epochs: list[int] = []
-        lost = stages if action.kind == "restart" else ()
+        promote = action.kind == "promote"
+        lost = (action.stage,) if promote else stages if action.kind == "restart" else ()
         with self._faults_lock:
             self._faults.clear()
 
         def begin() -> None:
-            epochs.append(driver.begin_recovery(cause, f"{action.kind} of stage {action.stage}", lost, action.grade))
+            what = f"{action.kind} of stage {action.stage}"
+            if promote:
+                self._restarter.replica_promoted(action.stage)
+            epochs.append(driver.begin_recovery(cause, what, lost, action.grade, promote=promote))
             begun.set()
 
         driver.call(begin)
         if not begun.wait(5.0):
             raise ReplyTimeout("the session driver does not answer", where="recovery")
-        for stage in lost:
+        for stage in () if promote else lost:
             self._restarter.restart_stage(stage, epochs[0], action.node if stage == action.stage else "")
-        return self._wait_connected(lost)
+        fault = self._wait_connected(lost)
+        if promote and fault is None:
+            self._restarter.add_replica(action.stage)
+        return fault
 
     def _wait_connected(self, lost: tuple[int, ...]) -> Fault | None:
         others = [stage for stage in range(self._driver.num_stages) if stage not in lost]
         end_s = self._clock.now_s() + self._policy.deadline_s
         while not self._driver.connected:
-            if self._stop.wait(0.01):
+            if self._stop.wait(0.005):
                 return None
             fault = self._find_ended(range(self._driver.num_stages)) or self._find_silent(others)
             if fault is not None:

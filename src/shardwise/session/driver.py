@@ -36,7 +36,9 @@ from shardwise.session.request import GenerationRequest, Readiness, Recovery
 from shardwise.session.session import OnEvent, Session
 from shardwise.session.text import Tokenizer
 from shardwise.transport.channel import Envelope
+from shardwise.transport.handshake import REPLICA_STAGE
 from shardwise.transport.messages import (
+    AnyMessage,
     CloseSession,
     Connected,
     Failure,
@@ -259,6 +261,9 @@ class Driver:
     def _handle(self, envelope: Envelope) -> None:
         message = envelope.message
         self.heard_s[envelope.stage] = self.clock.now_s()
+        if envelope.stage >= REPLICA_STAGE:
+            self._on_replica(message)
+            return
         match message:
             case Sampled():
                 self._on_token(message)
@@ -280,6 +285,17 @@ class Driver:
         with self._changed:
             self._changed.notify_all()
 
+    def _on_replica(self, message: AnyMessage) -> None:
+        """All that a replica has to say is that it stands by; hot ones are wired in at once."""
+        if isinstance(message, Ready):
+            self.peers.add_replica(message)
+            if not self._connected and self.peers.complete:
+                self.peers.connect_ring()
+            elif self.peers.mirroring and self.connected and not self.recovering:
+                self.begin_recovery("", "replica added", ())
+        with self._changed:
+            self._changed.notify_all()
+
     def _on_ready(self, ready: Ready) -> None:
         self.peers.add(ready)
         self._connected.discard(ready.stage)
@@ -292,24 +308,32 @@ class Driver:
         self._connected.add(message.stage)
         self.peers.send(message.stage, Ping(sequence=0, sent_s=self.clock.now_s()))
         if self.connected:
+            self.peers.awaited_replicas = 0
             if self.recovering:
                 self._resume_sessions()
             self._open_waiting()
 
     # -- recovery -----------------------------------------------------------------------------------------------
 
-    def begin_recovery(self, cause: str, what: str, lost: tuple[int, ...], grade: str = "exact") -> int:
+    def begin_recovery(self, cause: str, what: str, lost: tuple[int, ...], grade: str = "exact", *, promote: bool = False) -> int:
         """Hold all sessions and fence the lost stages under a new epoch, which is returned. Driver's thread."""
         self.recovering, self._grade = what, grade
         for session in self.open_sessions.values():
-            session.interrupt(cause)
+            if cause:
+                session.interrupt(cause)
         self.peers.set_epoch(self.peers.hello.epoch + 1)
         self._connected.clear()
+        for stage in self.heard_s:  # whoever lives has to greet again before it is heard
+            self.heard_s[stage] = self.clock.now_s()
         for stage in lost:
-            self.peers.drop(stage)
-            self.heard_s.pop(stage, None)
+            if promote and stage in self.peers.replicas:
+                self.peers.promote(stage)
+                self.heard_s[stage] = self.clock.now_s()
+            else:
+                self.peers.drop(stage)
+                self.heard_s.pop(stage, None)
         self.peers.send_all(NewEpoch(epoch=self.peers.hello.epoch))
-        if not lost and self.peers.complete:  # only the connections are made anew
+        if (promote or not lost) and self.peers.complete:  # only the connections are made anew
             self.peers.connect_ring()
         return self.peers.hello.epoch
 
@@ -323,7 +347,7 @@ class Driver:
 
     def _send_open(self, session: Session, *, resume: bool) -> None:
         try:
-            self.peers.send(0, session.opening(resume=resume, fast=self._grade == "fast"))
+            self.peers.open(session.opening(resume=resume, fast=self._grade == "fast"))
         except NetworkError as error:
             self._stage_lost(0, error)
 

@@ -8,7 +8,7 @@ from shardwise.errors import CompatibilityError, SessionLost
 from shardwise.records import Record, replace
 from shardwise.transport.channel import Envelope, Inbox, Outbox
 from shardwise.transport.handshake import Hello
-from shardwise.transport.messages import AnyMessage, Connect, Ready
+from shardwise.transport.messages import AnyMessage, Connect, OpenSession, Ready
 from shardwise.transport.security.allow_list import AllowList
 from shardwise.transport.security.authenticator import Authenticator
 from shardwise.transport.security.keys import NodeKeys
@@ -37,6 +37,11 @@ class Peers:
         self._authenticator = Authenticator(context, self.allowed) if keys is not None else None
         self.inbox = Inbox(context, settings.listen, self.hello, keys, self.allowed if keys is not None else None)
         self._outboxes: dict[int, Outbox] = {}
+        self.num_stages = settings.num_stages
+        self.replicas: dict[int, Ready] = {}  # stages with a second copy that stands by
+        self.mirroring = False  # replicas get a copy of everything (hot), or nothing until they are needed (standby)
+        self.awaited_replicas = 0  # before the stages are connected for the first time
+        self._replica_outboxes: dict[int, Outbox] = {}
         self.ready: dict[int, Ready] = {}
         self._poller = zmq.Poller()
         self._poller.register(self.inbox.socket, zmq.POLLIN)
@@ -78,16 +83,40 @@ class Peers:
             self._poller.unregister(outbox.socket)
             outbox.close(linger_ms=0)
 
+    def add_replica(self, ready: Ready) -> None:
+        """A replica stands by."""
+        self.drop_replica(ready.stage)
+        self.replicas[ready.stage] = ready
+        outbox = Outbox(self._context, ready.address, self.hello, self._keys, ready.public_key)
+        self._replica_outboxes[ready.stage] = outbox
+        self._poller.register(outbox.socket, zmq.POLLIN)
+
+    def drop_replica(self, stage: int) -> None:
+        """Forget a replica."""
+        self.replicas.pop(stage, None)
+        outbox = self._replica_outboxes.pop(stage, None)
+        if outbox is not None:
+            self._poller.unregister(outbox.socket)
+            outbox.close(linger_ms=0)
+
+    def promote(self, stage: int) -> None:
+        """Let the replica take the place of a lost worker."""
+        self.drop(stage)
+        self.ready[stage] = self.replicas.pop(stage)
+        self._outboxes[stage] = self._replica_outboxes.pop(stage)
+
     @property
     def complete(self) -> bool:
-        return len(self._outboxes) == self._settings.num_stages
+        return len(self._outboxes) == self.num_stages and len(self.replicas) >= self.awaited_replicas
 
     def connect_ring(self) -> None:
         """Tell every worker its neighbours."""
-        last = self._settings.num_stages - 1
-        for stage in range(self._settings.num_stages):
+        last = self.num_stages - 1
+        for stage in range(self.num_stages):
             nxt = self.ready[stage + 1] if stage < last else None
             first = self.ready[0] if stage == last and last > 0 else None
+            next_mirror = self.replicas.get(stage + 1) if self.mirroring and nxt else None
+            first_mirror = self.replicas.get(0) if self.mirroring and first else None
             self.send(
                 stage,
                 Connect(
@@ -96,13 +125,17 @@ class Peers:
                     next_key=nxt.public_key if nxt else "",
                     first_address=first.address if first else "",
                     first_key=first.public_key if first else "",
+                    next_mirror_address=next_mirror.address if next_mirror else "",
+                    next_mirror_key=next_mirror.public_key if next_mirror else "",
+                    first_mirror_address=first_mirror.address if first_mirror else "",
+                    first_mirror_key=first_mirror.public_key if first_mirror else "",
                 ),
             )
 
     def read_replies(self) -> list[CompatibilityError]:
         """Read the workers' answers to our hello; returns refusals."""
         refusals: list[CompatibilityError] = []
-        for outbox in self._outboxes.values():
+        for outbox in (*self._outboxes.values(), *self._replica_outboxes.values()):
             try:
                 while outbox.receive() is not None:
                     continue
@@ -117,7 +150,7 @@ class Peers:
             refusal = self.inbox.refusals.popleft()
             hello = refusal.hello
             stale = any(difference.field == "epoch" for difference in refusal.refused.differences)
-            if hello is None or stale or hello.stage in self.ready or not 0 <= hello.stage < self._settings.num_stages:
+            if hello is None or stale or hello.stage in self.ready or not 0 <= hello.stage < self.num_stages:
                 continue
             where = f"stage {hello.stage}" + (f" on {hello.node}" if hello.node else "")
             out.append(refusal.refused.error(where=where))
@@ -130,12 +163,23 @@ class Peers:
         outbox.send(message, payload)
 
     def send_all(self, message: AnyMessage) -> None:
+        """To every worker, replicas included."""
         for outbox in self._outboxes.values():
             outbox.send(message)
+        for outbox in self._replica_outboxes.values():
+            outbox.send(message, required=False)
+
+    def open(self, message: OpenSession) -> None:
+        """Begin a session at the first stage, and at its replica."""
+        self.send(0, message)
+        if self.mirroring and 0 in self._replica_outboxes:
+            self._replica_outboxes[0].send(message, required=False)
 
     def close(self) -> None:
         for stage in list(self._outboxes):
             self.drop(stage)
+        for stage in list(self._replica_outboxes):
+            self.drop_replica(stage)
         self.inbox.close()
         if self._authenticator is not None:
             self._authenticator.close()

@@ -81,7 +81,7 @@ class Session:
 
     def _end_stall(self, now_s: float) -> None:
         stall = self._interrupted
-        if stall is not None:
+        if stall is not None and stall.action:
             self._interrupted = None
             self.recoveries.append(
                 Recovery(

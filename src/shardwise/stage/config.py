@@ -44,6 +44,7 @@ class WorkerConfig(Record):
     secret_key: str = ""
     allowed: tuple[AllowedPeer, ...] = ()
     sent_log_bytes: int = 64 * 2**20  # of activations kept for refilling the next stage after a fault; 0 = none
+    replica: bool = False  # stands by for `stage`: it computes what it is sent and says nothing until it is connected
     prefill_window: int = 4  # chunks that may be under way to the next stage
 
     def frame(self) -> bytes:

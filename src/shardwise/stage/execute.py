@@ -148,8 +148,9 @@ class Executor:
         for sampled in out:
             if not sampled.finish:
                 self._around_the_ring(sampled)
-        for sampled in out:
-            worker.links.to_driver(sampled)
+        if not worker.links.muted:
+            for sampled in out:
+                worker.links.to_driver(sampled)
 
     def _around_the_ring(self, sampled: Sampled) -> None:
         worker = self._worker

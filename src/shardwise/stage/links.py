@@ -43,6 +43,10 @@ class Links:
         self._driver = Outbox(context, config.driver_address, self._hello, self._keys, config.driver_key)
         self._next: Outbox | None = None
         self._first: Outbox | None = None
+        self._next_mirror: Outbox | None = None
+        self._first_mirror: Outbox | None = None
+        self.muted = config.replica
+        self.wanted_by_mirror: list[Wanted] = []
         self._announce: Connected | None = None
         self._greet_again: set[Outbox] = set()
         self._under_way = 0
@@ -91,7 +95,14 @@ class Links:
 
     def connect(self, message: Connect) -> None:
         """Take new neighbours; the old connections are dropped."""
+        if self.muted:  # a replica is promoted
+            self.muted = False
+            self._hello = replace(self._hello, stage=self._config.stage, epoch=message.epoch)
+            self.inbox.set_hello(self._hello)
+            self._driver.greet(self._hello)
         self.set_epoch(message.epoch)
+        self._next_mirror = self._replace(self._next_mirror, message.next_mirror_address, message.next_mirror_key)
+        self._first_mirror = self._replace(self._first_mirror, message.first_mirror_address, message.first_mirror_key)
         self._next = self._replace(self._next, message.next_address, message.next_key)
         self._first = self._replace(self._first, message.first_address, message.first_key)
         self._under_way = 0
@@ -128,15 +139,27 @@ class Links:
                 if outbox is self._driver:
                     raise  # this worker is not wanted: of an old launch, or not what was ordered
                 out.append(self._refused(error))
+        for mirror in (self._next_mirror, self._first_mirror):
+            self._read_mirror(mirror)
         if self._announce is not None and all(o is None or o.welcomed for o in (self._next, self._first)):
             out.append(self._announce)
             self._announce = None
         return out
 
+    def _read_mirror(self, mirror: Outbox | None) -> None:
+        """A replica's acknowledgements are of no interest; one that refuses simply gets nothing that it takes."""
+        try:
+            while mirror is not None and (message := mirror.receive()) is not None:
+                if isinstance(message, Wanted):
+                    self.wanted_by_mirror.append(message)
+        except CompatibilityError as error:
+            if mirror is not None and is_peer_behind(error):
+                self._greet_again.add(mirror)
+
     def greet_again(self) -> None:
         """Try again at peers that had not heard of the new epoch yet."""
         for outbox in self._greet_again:
-            if outbox in (self._driver, self._next, self._first):
+            if outbox in (self._driver, self._next, self._first, self._next_mirror, self._first_mirror):
                 outbox.greet(self._hello)
         self._greet_again.clear()
 
@@ -164,27 +187,46 @@ class Links:
         self._driver.send(message, payload)
 
     def to_next(self, message: AnyMessage, payload: bytes | memoryview, *, prefill: bool) -> int:
-        """Bytes sent."""
+        """Bytes sent; none while this worker stands by."""
+        if self.muted:
+            return 0
         assert self._next is not None
         if prefill:
             self._under_way += 1
-        return self._next.send(message, payload)
+        size = self._next.send(message, payload)
+        if self._next_mirror is not None:
+            self._next_mirror.send(message, payload, required=False)
+        return size
+
+    def to_next_mirror(self, message: AnyMessage, payload: bytes | memoryview) -> None:
+        """To the next stage's replica only."""
+        if self._next_mirror is not None:
+            self._next_mirror.send(message, payload, required=False)
 
     def forward(self, message: OpenSession) -> None:
         """Pass a session's opening on to the next stage."""
+        if self.muted:
+            return
         assert self._next is not None
         self._next.send(message)
+        if self._next_mirror is not None:
+            self._next_mirror.send(message, required=False)
 
     def to_first(self, message: AnyMessage) -> int:
+        if self.muted:
+            return 0
         assert self._first is not None
-        return self._first.send(message)
+        size = self._first.send(message)
+        if self._first_mirror is not None:
+            self._first_mirror.send(message, required=False)
+        return size
 
     @property
     def sent_bytes(self) -> int:
         return sum(o.sent_bytes for o in (self._driver, self._next, self._first) if o is not None)
 
     def close(self) -> None:
-        for outbox in (self._driver, self._next, self._first):
+        for outbox in (self._driver, self._next, self._first, self._next_mirror, self._first_mirror):
             if outbox is not None:
                 outbox.close()
         self.inbox.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.errors import RemoteFailure, SessionLost
 from shardwise.records import replace
+from shardwise.stage.sent_log import SentRows
 from shardwise.stage.sessions import StageSession
 from shardwise.transport.messages import OpenSession, Step, Wanted
 
@@ -65,19 +66,39 @@ def continue_from(worker: StageWorker, session: StageSession) -> None:
 
 def on_wanted(worker: StageWorker, message: Wanted) -> None:
     """The successor lacks rows from a position on: send them again, in their old shapes, with the new epoch."""
-    session = worker.sessions.get(message.session)
-    if session is None or session.opened.epoch != message.epoch:
-        worker.figures.num_fenced += 1
+    session = _session(worker, message)
+    if session is None:
         return
     rows = worker.sent_log.rows_from(message.session, message.position, session.next_position)
     if rows is None and message.position < session.next_position:
         raise SessionLost(f"rows from {message.position} to {session.next_position} are not kept here", where=REFILL_IMPOSSIBLE)
     for kept in rows or ():
-        step = Step(
-            segments=(replace(kept.segment, epoch=message.epoch),),
-            dtype=worker.config.wire_dtype,
-            hidden=worker.backend.hidden_size,
-            sent_s=worker.clock.now_s(),
-        )
-        worker.links.to_next(step, kept.payload, prefill=kept.segment.num_tokens > 1)
+        prefill = kept.segment.num_tokens > 1
+        worker.links.to_next(_step(worker, kept, message.epoch), kept.payload, prefill=prefill)
     continue_from(worker, session)
+
+
+def refill_mirror(worker: StageWorker, message: Wanted) -> None:
+    """The successor's replica lacks rows; where they are not kept it stays behind until it is needed."""
+    session = _session(worker, message)
+    if session is None:
+        return
+    for kept in worker.sent_log.rows_from(message.session, message.position, session.next_position) or ():
+        worker.links.to_next_mirror(_step(worker, kept, message.epoch), kept.payload)
+
+
+def _session(worker: StageWorker, message: Wanted) -> StageSession | None:
+    session = worker.sessions.get(message.session)
+    if session is None or session.opened.epoch != message.epoch:
+        worker.figures.num_fenced += 1
+        return None
+    return session
+
+
+def _step(worker: StageWorker, kept: SentRows, epoch: int) -> Step:
+    return Step(
+        segments=(replace(kept.segment, epoch=epoch),),
+        dtype=worker.config.wire_dtype,
+        hidden=worker.backend.hidden_size,
+        sent_s=worker.clock.now_s(),
+    )

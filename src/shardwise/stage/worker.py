@@ -31,7 +31,7 @@ from shardwise.stage.llama import library
 from shardwise.stage.llama.backend import LlamaCppBackend
 from shardwise.stage.llama.sampling import Sampler
 from shardwise.stage.own_slice import own_hello, own_slice
-from shardwise.stage.resume import adopt, continue_from, on_wanted
+from shardwise.stage.resume import adopt, continue_from, on_wanted, refill_mirror
 from shardwise.stage.sensible import MAX_INT, StageLimits, require_sensible
 from shardwise.stage.sent_log import SentLog
 from shardwise.stage.sessions import SessionTable, StageSession
@@ -127,6 +127,8 @@ class StageWorker:
                 self._on_wanted(reply)
             else:
                 self.links.to_driver(reply)
+        while self.links.wanted_by_mirror:
+            refill_mirror(self, self.links.wanted_by_mirror.pop())
         while (envelope := self.links.inbox.receive()) is not None:
             self._handle(envelope)
         return waited_s
@@ -267,7 +269,8 @@ class StageWorker:
                 return
         except ShardwiseError as error:
             self.release([item])
-            self._report(error, segment.session, segment.epoch)
+            if not self.links.muted:  # a replica that fell behind is refilled when it is needed
+                self._report(error, segment.session, segment.epoch)
             return
         self.queued[segment.session] = segment.position + segment.num_tokens
         self.batcher.add(item)
@@ -302,7 +305,7 @@ class StageWorker:
         else:
             self.links.forward(opened)  # ahead of the rows, on the same connection: they never meet a stranger
         if opened.resume:
-            if self.is_last:
+            if self.is_last or self.links.muted:  # a replica has no successor to wait for
                 continue_from(self, session)
         elif self.is_first:
             self.enqueue_tokens(opened)
@@ -348,6 +351,7 @@ class StageWorker:
             workspace_bytes=memory.workspace_bytes,
             library=self.backend.library,
             public_key=self.config.public_key,
+            replica=self.config.replica,
         )
 
     def _stats(self, request: StatsRequest) -> Stats:

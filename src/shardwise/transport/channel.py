@@ -218,10 +218,15 @@ class Outbox:
         self.welcomed = False
         self._send([handshake.encode(hello)])
 
-    def send(self, message: AnyMessage, payload: bytes | memoryview | None = None) -> int:
-        """Send; returns the bytes; raises `PeerClosed` where the peer takes nothing within the deadline."""
+    def send(self, message: AnyMessage, payload: bytes | memoryview | None = None, *, required: bool = True) -> int:
+        """Send; returns the bytes; raises `PeerClosed` where the peer takes nothing within the deadline.
+
+        What is not `required` is dropped (0 bytes) where it cannot be sent at once.
+        """
         header = encode(message)
         parts = [] if payload is None else split_payload(payload)
+        if not required and not self.socket.poll(0, zmq.POLLOUT):
+            return 0
         self._send([header, *parts])
         size = len(header) + sum(len(p) for p in parts)
         self.sent_bytes += size

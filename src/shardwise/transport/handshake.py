@@ -24,6 +24,7 @@ from shardwise.transport.messages import PROTOCOL_VERSION
 from shardwise.transport.security.allow_list import AllowedKey
 
 MAX_HANDSHAKE_BYTES = 64 * 1024  # 1000 stages fit
+REPLICA_STAGE = 1_000_000  # `Hello.stage` of a worker that stands by as a stage's replica is this much higher
 _MAX_SHOWN = 200  # characters of a peer's value in a message
 
 
@@ -117,9 +118,9 @@ def answer(hello: Hello, own: Hello) -> Welcome | Refused:
 
 
 def refuse_impostor(hello: Hello, entry: AllowedKey | None) -> Refused | None:
-    """A key that was allowed as `driver` or `stage-2` may say hello as that only; other names may be anything."""
+    """A key that was allowed as `driver` or `stage-2` may say hello as that (or its replica) only; other names may be anything."""
     name = entry.name if entry is not None else "nobody"
-    claimed = "driver" if hello.stage < 0 else f"stage-{hello.stage}"
+    claimed = "driver" if hello.stage < 0 else f"stage-{hello.stage % REPLICA_STAGE}"
     if name == claimed or not (name in ("driver", "nobody") or name.startswith("stage-")):
         return None
     hint = "use the key that this deployment gave to that stage"

@@ -160,6 +160,7 @@ class Ready(Message, tag="ready"):
     workspace_bytes: int
     library: str
     public_key: str = ""
+    replica: bool = False  # a second copy of the stage that stands by
 
 
 class Connect(Message, tag="connect"):
@@ -170,6 +171,10 @@ class Connect(Message, tag="connect"):
     first_address: str  # empty unless this is the last stage
     next_key: str = ""
     first_key: str = ""
+    next_mirror_address: str = ""  # the next stage's hot replica: it gets a copy of everything
+    next_mirror_key: str = ""
+    first_mirror_address: str = ""  # the first stage's
+    first_mirror_key: str = ""
 
 
 class NewEpoch(Message, tag="epoch"):
