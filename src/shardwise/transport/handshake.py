@@ -118,7 +118,7 @@ def answer(hello: Hello, own: Hello) -> Welcome | Refused:
 
 
 def refuse_impostor(hello: Hello, entry: AllowedKey | None) -> Refused | None:
-    """A key that was allowed as `driver` or `stage-2` may say hello as that (or its replica) only; other names may be anything."""
+    """A key that was allowed as `driver` or `stage-2` may say hello as that (or its replica) only; other names may be any."""
     name = entry.name if entry is not None else "nobody"
     claimed = "driver" if hello.stage < 0 else f"stage-{hello.stage % REPLICA_STAGE}"
     if name == claimed or not (name in ("driver", "nobody") or name.startswith("stage-")):
