@@ -57,14 +57,8 @@ def parse_reference(text: str) -> HubReference:
 
 def describe_remote(text: str) -> ModelDescription:
     """Describe a model of the Hub; where the server cannot be reached, a file that was downloaded before."""
-    reference = parse_reference(text)
-    repo = RemoteRepo(reference)
-    try:
-        gguf = repo.gguf_parts()
-    except ConnectFailed:
-        kept = cached_file(reference)
-        if kept is None:
-            raise
+    repo, gguf, kept = _look_up(text)
+    if kept is not None:
         return describe_gguf(kept, reference=text)
     if gguf:
         return describe_sources(repo.open_all(gguf), reference=text)
@@ -73,19 +67,26 @@ def describe_remote(text: str) -> ModelDescription:
 
 def download(text: str, *, progress: Progress | None = None) -> Path:
     """Have a model of the Hub on this machine: the first `.gguf` part, or a Hugging Face folder."""
-    reference = parse_reference(text)
-    repo = RemoteRepo(reference)
-    try:
-        gguf = repo.gguf_parts()
-    except ConnectFailed:
-        kept = cached_file(reference)
-        if kept is None:
-            raise
+    repo, gguf, kept = _look_up(text)
+    if kept is not None:
         return kept
     names = gguf or [*weight_files(repo, repo.names()), *(n for n in repo.names() if _SIDE_FILES.match(n))]
     repo.check_disk(names)
     paths = [repo.fetch(name, progress) for name in names]
     return paths[0] if gguf else paths[0].parent
+
+
+def _look_up(text: str) -> tuple[RemoteRepo, list[str], Path | None]:
+    """(repository, its GGUF parts that are meant, the file in the cache where the server does not answer)."""
+    reference = parse_reference(text)
+    repo = RemoteRepo(reference)
+    try:
+        return repo, repo.gguf_parts(), None
+    except ConnectFailed:
+        kept = cached_file(reference)
+        if kept is None:
+            raise
+        return repo, [], kept
 
 
 @dataclass
