@@ -9,6 +9,7 @@ A request carries the peer's address and 32-byte public key; the answer is 200 w
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from types import TracebackType
@@ -74,6 +75,8 @@ class Authenticator:
         except zmq.ContextTerminated:
             return
         finally:
+            with contextlib.suppress(zmq.ZMQError):
+                self._zap.unbind(_ENDPOINT)  # at once: closing alone gives the name free some time later
             self._zap.close(0)
             self._stop.close(0)
 
