@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - a table of messages
 """Every way in which a split can be refused: a ValueError that names the full path and the way out, and an untouched model."""
 
 from __future__ import annotations

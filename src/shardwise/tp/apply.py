@@ -22,6 +22,7 @@ from shardwise.tp.agreement import Facts, agree, digest_plan, digest_weights
 from shardwise.tp.attention import AttributeChange
 from shardwise.tp.bound import SHARD, BoundShard, TpContext, bound_modules, own_forward_of
 from shardwise.tp.collectives import Collectives
+from shardwise.tp.compiled import register_move
 from shardwise.tp.compression import Compressed
 from shardwise.tp.config import TensorParallelConfig, staged_over
 from shardwise.tp.handout import hand_out
@@ -193,7 +194,13 @@ def _set_attribute(module: nn.Module, change: AttributeChange, rank: int) -> tup
 
 def _fill_tables(bound: BoundShard, module: nn.Module, modules: Mapping[str, nn.Module], rank: int) -> None:
     """Small lookups that kernels need: global id -> local position, ownership of copied indices, sizes."""
-    shard, kernel = bound.shard, bound.shard.style.kernel
+    shard, kernel, comm = bound.shard, bound.shard.style.kernel, bound.comm
+    for kind in ("copy", "reduce", "sum_shared"):
+        comm.numbers[kind] = register_move(kind, comm)
+    if shard.part is not None:
+        for kind, wanted in (("split", shard.style.enter), ("gather", shard.style.leave)):
+            if wanted == kind:
+                bound.numbers[kind] = register_move(kind, comm, shard.part)
     tensor = next((t for t in module.parameters(recurse=False)), None)
     device = tensor.device if tensor is not None else torch.device("cpu")
     if kernel in ("vocab", "moe_expert") and shard.part is not None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from shardwise.errors import UsageError
 from shardwise.tp import families
-from shardwise.tp.dims import block_prefix, cut_size, leaf_name
+from shardwise.tp.dims import adapted_path, block_prefix, cut_size, leaf_name
 from shardwise.tp.heads import HeadSplit, split_heads
 from shardwise.tp.layout import Partition
 from shardwise.tp.matching import Match
@@ -108,7 +108,7 @@ def find_attentions(modules: Mapping[str, nn.Module], matches: Sequence[Match], 
         if module is None or match.style.cut != "out" or match.style.leave == "gather":
             continue
         name = leaf_name(match.name)
-        parent_path = match.name.rpartition(".")[0]
+        parent_path = adapted_path(match.name).rpartition(".")[0]
         if parent_path in found or name not in families.QUERY_NAMES | families.FUSED_QKV_NAMES:
             continue
         sizes = _qkv_sizes(modules, match, module, parent_path)

@@ -52,6 +52,8 @@ class Collectives(ABC):
         self.rank = rank
         self.size = size
         self.stats = CollectiveStats()
+        self.numbers: dict[str, int] = {}
+        """Registered moves by kind, for compiled graphs (see `compiled`)."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Collectives:
         return self  # a copied model talks over the same group

@@ -16,9 +16,16 @@ from shardwise.tp.layout import Partition, ShardLayout
 from shardwise.tp.styles import Cut, Fit, Style
 
 
+def adapted_path(path: str) -> str:
+    """The module that a part of an adapter stands for: `attn.q_proj.lora_B.default` -> `attn.q_proj`."""
+    parts = path.split(".")
+    inner = [index for index, part in enumerate(parts) if part in ("base_layer", "lora_A", "lora_B")]
+    return ".".join(parts[: inner[0]]) if inner else path
+
+
 def leaf_name(path: str) -> str:
     """The last component that is a word: `attn.to_out.0` -> `to_out`."""
-    words = [part for part in path.split(".") if part and not part.isdigit()]
+    words = [part for part in adapted_path(path).split(".") if part and not part.isdigit()]
     return words[-1] if words else ""
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from shardwise.tp.collectives import Collectives
+from shardwise.tp.compiled import move
 from shardwise.tp.layout import Partition, ShardLayout
 
 
@@ -156,6 +157,8 @@ def copy_to_ranks(x: torch.Tensor, comm: Collectives) -> torch.Tensor:
     """Identity; gradients are summed. Free where no gradient is wanted."""
     if comm.size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
         return x
+    if torch.compiler.is_compiling():
+        return move(x, comm.numbers["copy"], False)
     return _Copy.apply(x, comm)
 
 
@@ -163,6 +166,8 @@ def reduce_from_ranks(x: torch.Tensor, comm: Collectives) -> torch.Tensor:
     """Sum of a freshly computed tensor over ranks (in place where no gradient is wanted)."""
     if comm.size == 1:
         return x
+    if torch.compiler.is_compiling():
+        return move(x, comm.numbers["reduce"], False)
     if torch.is_grad_enabled() and x.requires_grad:
         return _Reduce.apply(x, comm)
     return comm.all_reduce(x)
@@ -172,19 +177,29 @@ def sum_shared(x: torch.Tensor, comm: Collectives) -> torch.Tensor:
     """Sum over ranks where each rank goes on differently with it; gradients are summed too."""
     if comm.size == 1:
         return x
+    if torch.compiler.is_compiling():
+        return move(x, comm.numbers["sum_shared"], False)
     if torch.is_grad_enabled() and x.requires_grad:
         return _SumShared.apply(x, comm)
     return comm.all_reduce(x)
 
 
-def gather_shards(x: torch.Tensor, comm: Collectives, part: Partition) -> torch.Tensor:
-    """(..., local) -> (..., size) in global order."""
-    return x if comm.size == 1 else _Gather.apply(x, comm, part)
+def gather_shards(x: torch.Tensor, comm: Collectives, part: Partition, number: int = -1) -> torch.Tensor:
+    """(..., local) -> (..., size) in global order. number: of the registered move, for compiled graphs."""
+    if comm.size == 1:
+        return x
+    if number >= 0 and torch.compiler.is_compiling():
+        return move(x, number, False)
+    return _Gather.apply(x, comm, part)
 
 
-def split_shards(x: torch.Tensor, comm: Collectives, part: Partition) -> torch.Tensor:
+def split_shards(x: torch.Tensor, comm: Collectives, part: Partition, number: int = -1) -> torch.Tensor:
     """(..., size) -> (..., local)."""
-    return x if comm.size == 1 else _Split.apply(x, comm, part)
+    if comm.size == 1:
+        return x
+    if number >= 0 and torch.compiler.is_compiling():
+        return move(x, number, False)
+    return _Split.apply(x, comm, part)
 
 
 def gather_rows(x: torch.Tensor, comm: Collectives, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:

@@ -112,7 +112,7 @@ class _Search:
 
     def _candidates(self, sources: list[str], targets: list[str]) -> Iterable[Plan]:
         """Plain first; then the sources as fused projections; then joined branches into a packed target."""
-        plain: Plan = {source: "colwise" for source in sources} | dict.fromkeys(targets, "rowwise")
+        plain: Plan = dict.fromkeys(sources, "colwise") | dict.fromkeys(targets, "rowwise")
         yield plain
         if len(targets) > 1:
             return

@@ -39,7 +39,7 @@ def enter(bound: BoundShard, x: torch.Tensor) -> torch.Tensor:
     if how == "copy":
         return moves.copy_to_ranks(x, comm)
     if how == "split" and bound.shard.part is not None:
-        return moves.split_shards(x, comm, bound.shard.part)
+        return moves.split_shards(x, comm, bound.shard.part, bound.numbers["split"])
     if how == "gather_rows":
         return moves.gather_rows(x, comm, context.sequence_dim, context.row_sizes_of_local(x.shape[context.sequence_dim]))
     if how == "split_rows":
@@ -53,7 +53,7 @@ def leave(bound: BoundShard, y: torch.Tensor) -> torch.Tensor:
     if how == "reduce":
         return moves.reduce_from_ranks(y, comm)
     if how == "gather" and bound.shard.part is not None:
-        return moves.gather_shards(y, comm, bound.shard.part)
+        return moves.gather_shards(y, comm, bound.shard.part, bound.numbers["gather"])
     if how == "scatter_rows":
         return moves.scatter_rows(y, comm, context.sequence_dim, context.row_sizes(y.shape[context.sequence_dim]))
     if how == "gather_rows":
