@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 
-from shardwise.deploy.launch import launch_local
+from shardwise.deploy.launcher import launch_local
 from shardwise.errors import ShardwiseError
 from shardwise.session.request import GenerationRequest, Token
 from shardwise.transport.messages import SamplingSettings

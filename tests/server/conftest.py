@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from shardwise.deploy.deployment import Deployment
-from shardwise.deploy.launch import launch_local
+from shardwise.deploy.launcher import launch_local
 
 from .running import Running, running_server, wait_until
 

@@ -12,7 +12,7 @@ import httpx
 from playwright.sync_api import Browser, Page
 
 from shardwise.cluster.local import LocalEngine
-from shardwise.deploy.launch import launch
+from shardwise.deploy.launcher import launch
 from shardwise.deploy.options import Placement, RunOptions
 from shardwise.server.operations import Operator
 

@@ -35,7 +35,7 @@ from shardwise.bench.result import (
 )
 from shardwise.clock import SystemClock
 from shardwise.deploy.deployment import Deployment
-from shardwise.deploy.launch import launch
+from shardwise.deploy.launcher import launch
 from shardwise.deploy.options import Placement, RunOptions
 from shardwise.errors import ReplyTimeout, ShardwiseError
 from shardwise.records import from_json, to_json

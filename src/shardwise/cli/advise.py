@@ -28,7 +28,7 @@ def advise(
     wire_dtype: o.WireDtype = "f32",
     strategy: o.Strategies = "",
     draft: o.Draft = "",
-    time_limit: o.TimeLimit = 30.0,
+    time_limit: o.TimeLimit = 20.0,
     seed: o.Seed = 0,
 ) -> None:
     """Should the model be split at all? Exit 3 when there is no plan at all; the verdict is printed all the same."""

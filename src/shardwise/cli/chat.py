@@ -17,6 +17,7 @@ def chat(  # one parameter a flag
     stages: flags.Stages = 1,
     layers: flags.Layers = "",
     plan: flags.PlanFile = None,
+    nodes: flags.Nodes = "",
     max_tokens: flags.MaxTokens = 512,
     ctx: flags.Ctx = 2048,
     threads: flags.Threads = 1,
@@ -63,6 +64,7 @@ def chat(  # one parameter a flag
     options = flags.run_options(
         num_stages=stages,
         layers=flags.split_layers(layers, plan),
+        nodes=flags.split_nodes(nodes, plan),
         context_tokens=ctx,
         max_sessions=1,
         threads=threads,

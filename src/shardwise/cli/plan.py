@@ -31,7 +31,7 @@ def plan(
     wire_dtype: o.WireDtype = "f32",
     strategy: o.Strategies = "",
     draft: o.Draft = "",
-    time_limit: o.TimeLimit = 30.0,
+    time_limit: o.TimeLimit = 20.0,
     seed: o.Seed = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the plan here, for 'run --plan'.")] = None,
 ) -> None:

@@ -21,6 +21,7 @@ def run(  # one parameter a flag
     stages: flags.Stages = 1,
     layers: flags.Layers = "",
     plan: flags.PlanFile = None,
+    nodes: flags.Nodes = "",
     max_tokens: flags.MaxTokens = 128,
     ctx: flags.Ctx = 2048,
     sessions: flags.Sessions = 1,
@@ -72,6 +73,7 @@ def run(  # one parameter a flag
     options = flags.run_options(
         num_stages=stages,
         layers=flags.split_layers(layers, plan),
+        nodes=flags.split_nodes(nodes, plan),
         context_tokens=ctx,
         max_sessions=sessions,
         threads=threads,

@@ -41,6 +41,7 @@ def serve(  # one parameter a flag
     stages: flags.Stages = 1,
     layers: flags.Layers = "",
     plan: flags.PlanFile = None,
+    nodes: flags.Nodes = "",
     ctx: flags.Ctx = 2048,
     sessions: flags.Sessions = 4,
     threads: flags.Threads = 1,
@@ -81,6 +82,7 @@ def serve(  # one parameter a flag
     options = flags.run_options(
         num_stages=stages,
         layers=flags.split_layers(layers, plan),
+        nodes=flags.split_nodes(nodes, plan),
         context_tokens=ctx,
         max_sessions=sessions,
         threads=threads,

@@ -20,6 +20,9 @@ Model = Annotated[str, typer.Argument(help="sample, a .gguf file, hf:org/repo[:f
 Stages = Annotated[int, typer.Option("--stages", help="Number of about equal stages.", rich_help_panel=SPLIT)]
 Layers = Annotated[str, typer.Option("--layers", help="Layers of each stage, e.g. 10,12,8.", rich_help_panel=SPLIT)]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="A plan made by 'plan --json'.", rich_help_panel=SPLIT)]
+Nodes = Annotated[
+    str, typer.Option("--nodes", help="Nodes of the cluster, one a stage: desk,nas; or plan, or all.", rich_help_panel=SPLIT)
+]
 Ctx = Annotated[int, typer.Option("--ctx", "-c", help="Context tokens of a session.")]
 Sessions = Annotated[int, typer.Option("--sessions", help="Sessions at once.")]
 Threads = Annotated[int, typer.Option("--threads", "-t", help="Threads of a stage.")]
@@ -75,6 +78,19 @@ def split_layers(text: str, plan: Path | None) -> tuple[int, ...]:
         return tuple(end - start for start, end in (stage["layers"] for stage in document["stages"]))
     except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"cannot read the plan: {error}", where=str(plan), hint="made by 'shardwise plan --json'") from error
+
+
+def split_nodes(text: str, plan: Path | None) -> tuple[str, ...]:
+    """`--nodes`: `desk,nas`; `plan`: those of the `--plan` file; `all`: all nodes of the cluster in turn; nothing: none."""
+    if text == "all":
+        return ("*",)
+    if text != "plan":
+        return tuple(name for name in text.split(",") if name)
+    if plan is None:
+        raise UsageError("--nodes plan without a plan", where="nodes", hint="add --plan FILE, made by 'shardwise plan --json'")
+    from shardwise.deploy.on_cluster import plan_nodes
+
+    return plan_nodes(plan)
 
 
 def run_options(**given: Any) -> RunOptions:

@@ -17,22 +17,26 @@ from shardwise.cluster.engine import NodeInfo
 from shardwise.cluster.lifecycle import attach, own_node
 from shardwise.cluster.state import StateDir
 from shardwise.deploy.deployment import Deployment
-from shardwise.deploy.launch import OnProgress, launch
+from shardwise.deploy.launcher import OnProgress, launch
 from shardwise.deploy.options import Placement, RunOptions
 from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.model.resolve import describe_model, resolve_model
+
+IN_TURN = "*"
 
 
 def launch_on_cluster(
     model: str | Path | ModelDescription,
     options: RunOptions,
     *,
-    nodes: Sequence[str] = (),
     state: StateDir | None = None,
     on_progress: OnProgress | None = None,
 ) -> Deployment:
-    """Launch on the cluster's nodes; `nodes` has one name a stage (default: this node first, then the others in turn)."""
+    """Launch on the nodes of `options.nodes`: one name a stage, or this node first and then the others in turn.
+
+    After a re-split into another number of stages the named nodes are used in turn.
+    """
     folder = state or StateDir()
     description = model if isinstance(model, ModelDescription) else describe_model(resolve_model(model))
     options.check(description)
@@ -40,7 +44,7 @@ def launch_on_cluster(
     try:
         infos = engine.node_infos()
         own = own_node(folder, infos)
-        placements = place_stages(infos, own, len(options.layer_counts(description)), nodes)
+        placements = place_stages(infos, own, len(options.layer_counts(description)), options.nodes)
     except BaseException:
         engine.close()
         raise
@@ -48,17 +52,16 @@ def launch_on_cluster(
 
 
 def place_stages(infos: Sequence[NodeInfo], own: NodeInfo, num_stages: int, nodes: Sequence[str] = ()) -> list[Placement]:
-    """One placement a stage. Raises `UsageError` for a node that is not up, or a wrong number of names. Pure."""
+    """One placement a stage, nodes in turn. Raises `UsageError` for a node that is not up. Pure."""
     known = {info.name: info for info in infos}
-    if nodes and len(nodes) != num_stages:
-        raise UsageError(f"{len(nodes)} nodes for {num_stages} stages", where="nodes", hint="name one node a stage")
-    missing = [name for name in nodes if name not in known]
+    named = [name for name in nodes if name != IN_TURN]
+    missing = [name for name in named if name not in known]
     if missing:
         raise UsageError(
             f"not up in the cluster: {', '.join(missing)}", where="nodes", hint=f"nodes that are: {', '.join(known)}"
         )
-    in_turn = [own.name, *(name for name in known if name != own.name)]
-    chosen = list(nodes) or [in_turn[index % len(in_turn)] for index in range(num_stages)]
+    in_turn = named or [own.name, *(name for name in known if name != own.name)]
+    chosen = [in_turn[index % len(in_turn)] for index in range(num_stages)]
     return [Placement(node=name, host=known[name].address) for name in chosen]
 
 

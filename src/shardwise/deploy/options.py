@@ -32,6 +32,7 @@ class RunOptions(Record):
 
     layers: tuple[int, ...] = ()  # layers of each stage; empty = `num_stages` about equal ones
     num_stages: int = 1
+    nodes: tuple[str, ...] = ()  # of this machine's cluster, one a stage; ("*",) = all in turn; empty = this machine alone
     context_tokens: int = 2048  # per session
     max_sessions: int = 4
     max_queue: int = 256

@@ -61,6 +61,7 @@ class Problem:
     hop_peak: Floats  # [U, U]
     back_add: Floats  # [U, U]: from the last stage's unit to the first one's
     min_availability: float = 0.0  # of the machines of an arrangement together
+    previous: tuple[int, ...] = ()  # see `search_bound.interchangeable`; empty = not looked at yet
 
     @property
     def num_units(self) -> int:

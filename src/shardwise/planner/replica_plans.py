@@ -34,7 +34,7 @@ def best_replicas(model: CostModel, budget: Budget) -> Candidate | None:
     if limit < 2 or model.request.objective.kind not in ("throughput", "weighted"):
         return None
     if len(model.units) > SMALL_POOL:
-        return pack_pipelines(model, limit, budget)
+        return pack_pipelines(model, limit)
     found = [_divide(model, count, budget) for count in range(2, min(limit, _MAX_REPLICAS_SMALL) + 1)]
     if limit <= _MAX_REPLICAS_SMALL and model.workload.num_users % limit == 0:
         found = [dataclasses.replace(c, bound=c.value) if c is not None else None for c in found]

@@ -76,6 +76,8 @@ class RemainingBound:
         for unit in self.order:
             if self.capacity[unit] <= 0:
                 continue
+            if not left.any():
+                break
             take = np.minimum(left, np.where(free[:, unit], self.capacity[unit], 0.0)[:, None])
             bound += take * self.rate[unit]
             left -= take
@@ -86,6 +88,8 @@ class RemainingBound:
 def link_classes(matrices: tuple[Floats, ...]) -> tuple[Ints, list[list[int]]]:
     """Group units whose rows are equal in every matrix, their own columns aside: (class of each unit, members)."""
     count = matrices[0].shape[0]
+    if all(_uniform(matrix) for matrix in matrices):
+        return np.zeros(count, dtype=np.int64), [list(range(count))]
     class_of = np.full(count, -1, dtype=np.int64)
     members: list[list[int]] = []
     for unit in range(count):
@@ -98,6 +102,12 @@ def link_classes(matrices: tuple[Floats, ...]) -> tuple[Ints, list[list[int]]]:
             class_of[unit] = len(members)
             members.append([unit])
     return class_of, members
+
+
+def _uniform(matrix: Floats) -> bool:
+    """Whether every pair of different units costs the same."""
+    between = matrix[~np.eye(matrix.shape[0], dtype=bool)]
+    return len(between) == 0 or bool(between.min() == between.max())
 
 
 def _alike(matrix: Floats, unit: int, group: list[int]) -> bool:
@@ -116,6 +126,8 @@ def _alike(matrix: Floats, unit: int, group: list[int]) -> bool:
 
 def interchangeable(problem: Problem) -> list[int]:
     """For each unit the unit before it that is its equal in every cost and link, or -1: equals are used in order."""
+    if problem.previous:
+        return list(problem.previous)
     previous = [-1] * problem.num_units
     for j in range(problem.num_units):
         for i in range(j - 1, -1, -1):

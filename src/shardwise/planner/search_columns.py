@@ -4,13 +4,13 @@ In: a cost model whose units fall into classes. Out: a plan with many replicas a
 model is the flow over interval columns (class, first layer, length) on layer boundaries, in Dantzig and Wolfe's form
 (1960): a column is a whole path, that is a pipeline with so many units of each class; the linear master packs columns into
 the classes' counts; pricing finds, for every limit on M, the path of intervals with the smallest sum of the classes' dual
-prices by dynamic programming over layer boundaries. Limits on M lie on a grid of ratio `GRID`, which the bound allows for.
+prices by dynamic programming over layer boundaries. Limits on M lie on a grid of ratio `GRID`, which the bound allows for;
+the bound holds for the given number of sessions in each replica and at most as many stages as sessions.
 Whole numbers come from CP-SAT over the columns. Nothing here fails.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -20,14 +20,14 @@ from ortools.sat.python import cp_model
 
 from shardwise.planner.candidates import Candidate, as_plan, candidate
 from shardwise.planner.cost_model import CostModel
-from shardwise.planner.objective import Form, form_for
+from shardwise.planner.objective import form_for
 from shardwise.planner.problem import Floats, Ints, Problem, build_problem
-from shardwise.planner.search_dp import Budget
 from shardwise.planner.units import Unit
 from shardwise.records import replace
 
 GRID = 1.03
 _MAX_ROUNDS = 60
+_MAX_STAGES = 24
 _SCALE = 10**6
 
 
@@ -66,79 +66,86 @@ def unit_classes(units: list[Unit]) -> list[list[Unit]]:
 
 
 class Pricing:
-    """Cheapest path of intervals for given prices, for every limit on M of a grid."""
+    """Cheapest path of at most S intervals for given prices, for every limit on M of a grid.
 
-    def __init__(self, problem: Problem, twin_hop_peak: Floats) -> None:
-        """`problem` has one unit per class; `twin_hop_peak` [C, C] is the hop between different units of the classes."""
-        self.problem, self.hop_peak = problem, twin_hop_peak
+    Hops are left out of the path (they only make it dearer, so the bound stays true) and counted in its rate. The
+    cheapest way to place k layers never gets cheaper with k, because a last stage may shrink or go: so the best stage
+    before a boundary is the longest one, and all limits are priced at once.
+    """
+
+    def __init__(self, problem: Problem, num_classes: int, stages: int) -> None:
+        """`problem` has one unit of every class, then a second one of every class."""
+        self.problem, self.num_classes, self.stages = problem, num_classes, stages
         self.limits = self._grid()
-        self.reaches = [problem.reach(limit) for limit in self.limits]
+        layers = problem.num_layers
+        self.starts = np.empty((len(self.limits), num_classes, layers + 1), dtype=np.int64)
+        self.first = np.zeros((len(self.limits), num_classes, layers + 1), dtype=bool)
+        for index, limit in enumerate(self.limits):
+            reach = problem.reach(float(limit))
+            self.starts[index] = reach.inner[:num_classes]
+            self.starts[index, :, layers] = reach.last[:num_classes]
+            self.first[index, :, :layers] = reach.first[:num_classes, :layers]
+            for c in range(num_classes):
+                fits = problem.whole_bytes[c] <= problem.limit_bytes[c]
+                self.first[index, c, layers] = fits and problem.peak.of(c, 0, layers, layers) <= limit
+        self.first[:, :, 0] = False
 
     def _grid(self) -> Floats:
         layers, peak = self.problem.num_layers, self.problem.peak
-        whole = [peak.of(u, 0, layers, layers) for u in range(self.problem.num_units)]
-        per_layer = np.diff(peak.prefix, axis=1)
-        low = float((per_layer.min(axis=1) + peak.base).min())
-        steps = max(1, math.ceil(math.log(max(whole) / low) / math.log(GRID))) + 1
-        return np.array([low * GRID**step for step in range(steps + 1)])
+        classes = range(self.num_classes)
+        whole = max(peak.of(c, 0, layers, layers) for c in classes)
+        fastest = min(float(peak.prefix[c, -1]) for c in classes) / max(1, self.stages)
+        steps = max(1, math.ceil(math.log(max(2.0, whole / fastest)) / math.log(GRID))) + 1
+        return np.array([fastest * GRID**step for step in range(steps + 1)])
 
-    def cheapest(self, index: int, prices: Floats) -> tuple[float, tuple[tuple[int, int, int], ...]]:
-        """(sum of prices, path) under limit `index`; an infinite sum where there is none."""
-        problem, layers = self.problem, self.problem.num_layers
-        reach, allowed = self.reaches[index], self.hop_peak <= self.limits[index]
-        classes = problem.num_units
-        cost = np.full((classes, layers + 1), np.inf)
-        source = np.full((classes, layers + 1, 2), -1, dtype=np.int64)
-        for c in range(classes):
-            cost[c, np.nonzero(reach.first[c, :layers])[0]] = prices[c]
-            whole = problem.peak.of(c, 0, layers, layers) <= self.limits[index]
-            if whole and problem.whole_bytes[c] <= problem.limit_bytes[c]:
-                cost[c, layers] = prices[c]
-        cost[:, 0] = np.inf
-        for end in range(2, layers + 1):
-            for c in range(classes):
-                low = int(reach.last[c] if end == layers else max(1, reach.inner[c, end]))
-                if low >= end:
-                    continue
-                part = np.where(allowed[:, c][:, None], cost[:, low:end], np.inf)
-                at = int(np.argmin(part))
-                value = part.flat[at] + prices[c]
-                if value < cost[c, end]:
-                    cost[c, end] = value
-                    source[c, end] = (at // part.shape[1], low + at % part.shape[1])
-        last = int(np.argmin(cost[:, layers]))
-        return float(cost[last, layers]), self._path(source, last) if np.isfinite(cost[last, layers]) else ()
+    def cheapest(self, prices: Floats) -> tuple[Floats, Ints, Ints]:
+        """(price of all layers [S, limits], class and start of the last stage [S, limits, L + 1])."""
+        layers, limits = self.problem.num_layers, len(self.limits)
+        rows = np.arange(limits)[:, None]
+        best = np.full((self.stages, limits, layers + 1), np.inf)
+        classes = np.full((self.stages, limits, layers + 1), -1, dtype=np.int64)
+        starts = np.zeros((self.stages, limits, layers + 1), dtype=np.int64)
+        opening = np.where(self.first, prices[None, :, None], np.inf)
+        best[0], classes[0] = opening.min(axis=1), opening.argmin(axis=1)
+        for stage in range(1, self.stages):
+            for end in range(2, layers + 1):
+                low = np.maximum(self.starts[:, :, end], 1)
+                before = np.where(low < end, best[stage - 1][rows, np.minimum(low, layers)], np.inf)
+                option = before + prices[None, :]
+                chosen = option.argmin(axis=1)
+                best[stage, :, end] = option[rows[:, 0], chosen]
+                classes[stage, :, end], starts[stage, :, end] = chosen, low[rows[:, 0], chosen]
+        return best[:, :, layers], classes, starts
 
-    def _path(self, source: Ints, last: int) -> tuple[tuple[int, int, int], ...]:
-        stages, end, here = [], self.problem.num_layers, last
-        while end > 0:
-            before, start = (int(v) for v in source[here, end])
-            stages.append((here, max(0, start), end))
-            here, end = before, max(0, start)
-        return tuple(reversed(stages))
-
-    def columns(self, prices: Floats) -> tuple[list[Column], float]:
-        """Columns that may improve, and the largest reduced gain of any (on the grid's upper rates)."""
+    def columns(self, prices: Floats, replica_price: float) -> tuple[list[Column], float]:
+        """Columns that may improve the packing, and a bound on what any column gains."""
+        totals, classes, starts = self.cheapest(prices)
+        uppers = 1.0 / np.concatenate([self.limits[:1], self.limits[:-1]])
+        gain = float(np.max(uppers[None, :] - totals, initial=-math.inf))
         found: list[Column] = []
-        gain = 0.0
-        for index, limit in enumerate(self.limits):
-            upper = 1.0 / (self.limits[index - 1] if index else limit)
-            if upper <= 1e-15:
+        for index in range(len(self.limits)):
+            stage = int(np.argmin(totals[:, index]))
+            if uppers[index] - totals[stage, index] <= replica_price:
                 continue
-            cost, path = self.cheapest(index, prices)
-            if not path:
-                continue
-            gain = max(gain, upper - cost)
-            rate = 1.0 / self._true_peak(path)
-            if rate > cost * (1 + 1e-9):
-                found.append(Column(path, rate))
+            path, end = [], self.problem.num_layers
+            for at in range(stage, -1, -1):
+                start = int(starts[at, index, end]) if at else 0
+                path.append((int(classes[at, index, end]), start, end))
+                end = start
+            column = self.column(tuple(reversed(path)))
+            if column.rate - totals[stage, index] > replica_price * (1 + 1e-9):
+                found.append(column)
         return found, gain
 
-    def _true_peak(self, path: tuple[tuple[int, int, int], ...]) -> float:
-        layers = self.problem.num_layers
-        stages = max(self.problem.peak.of(c, a, b, layers) for c, a, b in path)
-        hops = [float(self.hop_peak[u[0], v[0]]) for u, v in itertools.pairwise(path)]
-        return max([stages, *hops])
+    def column(self, path: tuple[tuple[int, int, int], ...]) -> Column:
+        """With the rate that the objective gives it; units of a class take turns, so that hops are between two machines."""
+        used: dict[int, int] = {}
+        stages = []
+        for c, start, end in path:
+            used[c] = used.get(c, -1) + 1
+            stages.append((c + self.num_classes * (used[c] % 2), start, end))
+        add, peak = self.problem.sums(tuple(stages))
+        return Column(path, 1.0 / self.problem.form.combine(add, peak))
 
 
 def _master(columns: list[Column], counts: Floats, most: int) -> tuple[float, Floats, float]:
@@ -181,51 +188,49 @@ def _whole_numbers(columns: list[Column], counts: Floats, most: int, time_limit_
     return [(column, solver.value(amount)) for column, amount in zip(columns, amounts) if solver.value(amount)]
 
 
-def pack(problem: Problem, twin_hop_peak: Floats, counts: Floats, most: int, time_limit_s: float, seed: int) -> Packing:
-    """Most tokens/s of at most `most` pipelines; `problem` has one unit a class, `counts` [C] how many there are."""
-    pricing = Pricing(problem, twin_hop_peak)
-    columns, _ = pricing.columns(np.zeros(len(counts)))
-    columns = [c for c in columns if np.all(c.uses(len(counts)) <= counts)]
+def pack(pricings: list[Pricing], counts: Floats, most: int, time_limit_s: float, seed: int) -> Packing:
+    """Most tokens/s of at most `most` pipelines; one `Pricing` for every number of stages, `counts` [C] units."""
+
+    def price(prices: Floats, replica_price: float) -> tuple[list[Column], float]:
+        found = [pricing.columns(prices, replica_price) for pricing in pricings]
+        usable = [c for columns, _ in found for c in columns if np.all(c.uses(len(counts)) <= counts)]
+        return usable, max(gain for _, gain in found)
+
+    columns, _ = price(np.zeros(len(counts)), 0.0)
     bound = math.inf
     if not columns:
         return Packing((), 0.0, bound)
     for _ in range(_MAX_ROUNDS):
         value, prices, replica_price = _master(columns, counts, most)
-        fresh, gain = pricing.columns(prices)
+        fresh, gain = price(prices, replica_price)
         bound = min(bound, value + most * max(0.0, gain - replica_price))
         known = {column.stages for column in columns}
-        fresh = [c for c in fresh if c.stages not in known and np.all(c.uses(len(counts)) <= counts)]
+        fresh = [c for c in fresh if c.stages not in known]
         if not fresh:
             break
-        columns += fresh
+        columns += list({c.stages: c for c in fresh}.values())
     chosen = _whole_numbers(columns, counts, most, time_limit_s, seed)
     return Packing(tuple(chosen), sum(column.rate * amount for column, amount in chosen), bound)
 
 
-def _twin_hops(model: CostModel, form: Form, groups: list[list[Unit]], wire_dtype: str) -> Floats:
-    """[C, C] occupancy between different units of two classes (of one class: its first two)."""
-    pairs = [group[0] for group in groups] + [group[-1] for group in groups]
-    peak = build_problem(model, form, wire_dtype, units=pairs).hop_peak
-    size = len(groups)
-    out: Floats = peak[:size, :size].copy()
-    for c in range(size):
-        out[c, c] = peak[c, size + c] if len(groups[c]) > 1 else np.inf
-    return out
-
-
-def pack_pipelines(model: CostModel, limit: int, budget: Budget) -> Candidate | None:
+def pack_pipelines(model: CostModel, limit: int) -> Candidate | None:
     """A plan with up to `limit` replicas; a few numbers of users per replica are tried."""
     groups = unit_classes(model.units)
     counts = np.array([float(len(group)) for group in groups])
     best: Candidate | None = None
-    tries = sorted({limit, max(2, limit // 2), max(2, limit // 4), 2})
+    tries = sorted({limit, max(2, limit // 2), max(2, limit // 4), max(2, limit // 8), 2})
     for replicas in tries:
         sessions = -(-model.workload.num_users // replicas)
         workload = replace(model.workload, num_users=sessions)
-        form = form_for(workload, model.request.objective, max(1, min(sessions, model.model.num_layers)))
-        problem = build_problem(model, form, units=[g[0] for g in groups], sessions=sessions)
-        seconds = max(1.0, model.request.time_limit_s / (4 * len(tries)))
-        packing = pack(problem, _twin_hops(model, form, groups, "f32"), counts, replicas, seconds, model.request.seed)
+        pairs = [group[0] for group in groups] + [group[-1] for group in groups]
+        most_stages = min(sessions, model.model.num_layers, _MAX_STAGES)
+        pricings = []
+        for stages in sorted({1, *range(2, most_stages + 1, max(1, most_stages // 6)), most_stages}):
+            form = form_for(workload, model.request.objective, stages)
+            problem = build_problem(model, form, units=pairs, sessions=sessions)
+            pricings.append(Pricing(problem, len(groups), stages))
+        seconds = max(1.0, model.request.time_limit_s / (8 * len(tries)))
+        packing = pack(pricings, counts, replicas, seconds, model.request.seed)
         found = _placed(model, groups, packing, sessions)
         if found is not None and (best is None or found.value < best.value):
             best = found
@@ -242,4 +247,5 @@ def _placed(model: CostModel, groups: list[list[Unit]], packing: Packing, sessio
     if len(pipelines) < 2:
         return None
     bound = 1.0 / packing.bound if packing.bound > 0 else None
-    return candidate(model, as_plan(pipelines), bound, f"column generation over {len(groups)} device classes")
+    method = f"column generation over {len(groups)} device classes, {sessions} sessions a replica"
+    return candidate(model, as_plan(pipelines), bound, method)

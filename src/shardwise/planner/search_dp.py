@@ -43,7 +43,8 @@ class Budget:
         return self.cells <= 0
 
 
-CELLS_PER_S = 4e7  # on one core of a shared two-core server
+MAX_CELLS = 2.5e7  # of a level before pruning, beyond 16 units: 200 MB
+CELLS_PER_S = 2e7  # on one core of a shared two-core server
 
 
 @dataclass(slots=True)
@@ -97,7 +98,9 @@ class SubsetSearch:
         budget: Budget | None = None,
     ) -> None:
         self.budget = Budget(math.inf) if budget is None else budget
-        self.problem, self.upper, self.max_states, self.any_will_do = problem, upper, max_states, any_will_do
+        self.problem, self.upper, self.any_will_do = problem, upper, any_will_do
+        widest = problem.num_units * (problem.num_layers + 1)
+        self.max_states = min(max_states, max(64, int(MAX_CELLS // widest) if problem.num_units > 16 else max_states))
         self.layers = problem.num_layers
         self.reach: Reach = problem.reach(peak_limit)
         self.bound = RemainingBound.of(problem, self.reach)
@@ -108,6 +111,7 @@ class SubsetSearch:
         self.hop_add = _per_class(problem.hop_add, members)
         self.hop_allowed = _per_class(self.reach.hops.astype(float), members) > 0.5
         self.back_add = _per_class(problem.back_add.T, starters).T  # [U, C]
+        self.cheapest_rest = self.bound(np.zeros(1, dtype=np.int64), 0, self.layers + 1)[0]
         self.exact = True
         self.levels: list[_Level] = []
         self.best_value, self.best_end = math.inf, (-1, -1, -1)  # level, state, last unit
@@ -158,6 +162,11 @@ class SubsetSearch:
         """Drop what cannot beat the best known value; keep at most `max_states` states."""
         if not len(level.masks):
             return level
+        if len(level.masks) > 4 * self.max_states:
+            self.exact = False
+            rest = self.cheapest_rest[level.low : level.low + level.best.shape[1]]
+            rough = (level.best + rest[None, :]).min(axis=1)
+            level = level.rows(np.sort(np.argpartition(rough, 4 * self.max_states)[: 4 * self.max_states]))
         masks, inverse = np.unique(level.masks, return_inverse=True)
         bound = self.bound(masks, level.low, level.low + level.best.shape[1])
         bound[~self._up_often_enough(masks)] = np.inf
@@ -225,6 +234,7 @@ class SubsetSearch:
         high = np.minimum(ends - level.low, width)
         best = window_minimum(joined - prefix[None, level.low : level.low + width], low, high)
         best += (prefix[ends] + self.problem.add.base[v])[None, :]
+        best[best + self.cheapest_rest[ends][None, :] >= min(self.upper, self.best_value)] = np.inf
         alive = np.isfinite(best).any(axis=1)
         new = masks[starts][alive] | (np.int64(1) << v)
         lasts = np.full(len(new), self.out_class[v], dtype=np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwise.planner.problem import Problem, Stage
 from shardwise.planner.search_bottleneck import peak_values, smallest_peak
-from shardwise.planner.search_bound import RemainingBound
+from shardwise.planner.search_bound import RemainingBound, interchangeable
 from shardwise.planner.search_dp import Budget, Found, smallest_add
 
 TOLERANCE = 1e-9
@@ -66,7 +66,7 @@ class _Branching:
     def __init__(self, problem: Problem, incumbent: Searched, lowest: float, budget: Budget) -> None:
         self.problem, self.budget = problem, budget
         self.stages, self.value = incumbent.stages, incumbent.value
-        self.exact, self.max_states = True, BEAM_STATES
+        self.exact, self.max_states = True, BEAM_STATES if problem.num_units <= 16 else BEAM_STATES // 3
         values = peak_values(problem) if problem.form.peak_weight > 0 else np.zeros(1)
         self.values = values[np.searchsorted(values, lowest * (1 - TOLERANCE)) :]
         self.heap: list[_Interval] = []
@@ -131,6 +131,7 @@ class _Branching:
 def search(problem: Problem, *, beat: float = math.inf, max_states: int = EXACT_STATES, budget: Budget | None = None) -> Searched:
     """The best arrangement with a value below `beat`, one stage or many, with a bound; no stages where there is none."""
     budget = Budget(math.inf) if budget is None else budget
+    problem = dataclasses.replace(problem, previous=tuple(interchangeable(problem)))
     single = Searched((), math.inf, math.inf, "enumeration")
     if problem.form.min_stages <= 1:
         single = best_single(problem)

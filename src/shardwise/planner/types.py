@@ -98,7 +98,7 @@ class PlanRequest(Record):
     strategies: tuple[str, ...] = RUNNABLE_STRATEGIES  # what may be chosen; the others show up as alternatives
     wire_dtypes: tuple[str, ...] = ("f32",)  # what may be chosen
     speculation: tuple[Speculation, ...] = ()  # drafts that may be chosen
-    time_limit_s: float = 30.0
+    time_limit_s: float = 20.0  # of search on one core, about: it is counted in work, so results do not depend on the clock
     seed: int = 0
 
 

@@ -45,7 +45,7 @@ def local_launch(model: str, options: RunOptions) -> Relaunch:
     """Launches the model as stage processes on this machine; another split may be asked for later."""
 
     def launch_it(layers: tuple[int, ...], on_progress: Callable[[str, float], None]) -> Engine:
-        from shardwise.deploy.launch import launch
+        from shardwise.deploy.launcher import launch
 
         chosen = replace(options, layers=layers, num_stages=len(layers)) if layers else options
         return launch(model, chosen, on_progress=on_progress)

@@ -6,12 +6,11 @@ loopback names in `Host` (DNS rebinding), and a request with a foreign `Origin` 
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from shardwise.server.problems import Problem
 from shardwise.server.settings import ServerSettings
-
-_LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 
 def check_host(host: str, settings: ServerSettings) -> None:
@@ -19,7 +18,7 @@ def check_host(host: str, settings: ServerSettings) -> None:
     if not settings.is_loopback or not host:
         return
     name = _hostname(f"//{host}")
-    if name not in _LOOPBACK_NAMES and name != settings.host and not name.startswith("127."):
+    if name not in ("localhost", settings.host) and not _is_loopback_address(name):
         raise Problem(403, "this server answers to loopback names only", code="foreign_host")
 
 
@@ -43,6 +42,13 @@ def preflight_headers(origin: str) -> dict[str, str]:
         "Access-Control-Max-Age": "600",
         "Vary": "Origin",
     }
+
+
+def _is_loopback_address(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _hostname(url: str) -> str:

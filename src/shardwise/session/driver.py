@@ -45,6 +45,7 @@ from shardwise.transport.messages import (
     NewEpoch,
     Ping,
     Pong,
+    Preparing,
     Progress,
     Ready,
     Sampled,
@@ -104,6 +105,7 @@ class Driver:
         self.heard_s: dict[int, float] = {}  # stage -> our clock at its last sign of life
         self.looked_s = 0.0  # our clock when everything that had arrived was last handled
         self.progress: dict[int, Progress] = {}
+        self.preparing: dict[int, Preparing] = {}  # stage -> how far it is with fetching or verifying its slice
         self.recoveries: list[Recovery] = []
         self.recovering = ""  # what is being done about a fault; sessions are held meanwhile
         self._grade = "exact"
@@ -280,6 +282,8 @@ class Driver:
                 self._on_failure(message)
             case Progress():
                 self.progress[message.stage] = message
+            case Preparing():
+                self.preparing[message.stage] = message
             case _:
                 pass  # Closed and KV states are of interest to recovery only
         with self._changed:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shardwise.errors import UsageError
 from shardwise.records import Record, from_json, to_json
 from shardwise.shards.manifest import SliceFile, StageSlice
-from shardwise.shards.verify import OnProgress, paths_in, require_whole, verify_files
+from shardwise.shards.verify import paths_in, require_whole, verify_file
 
 RECORD_NAME = "verified.json"
 
@@ -44,17 +44,18 @@ def ensure_verified(
     *,
     record_dir: Path,
     paranoid: bool = False,
-    progress: OnProgress | None = None,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> bool:
     """Make sure that a stage's files (name -> path) are whole; returns whether they had to be read.
 
     `key`: 32 secret bytes of this node, e.g. `NodeKeys.derive("verification")`. The record is kept in `record_dir`.
+    `on_bytes(n)` is called after each block.
     """
     record_path = _record_path(record_dir, stage)
     wanted = _current(paths, stage)
     if not paranoid and wanted is not None and _is_signed(record_path, wanted, key):
         return False
-    found = verify_files(paths, stage.files, progress=progress)
+    found = [mismatch for file in stage.files for mismatch in verify_file(paths[file.name], file, on_bytes)]
     require_whole(found, paths[stage.weights].parent)
     # The state from before the reading: a file that changes meanwhile must not count as verified.
     if wanted is not None and wanted == _current(paths, stage):

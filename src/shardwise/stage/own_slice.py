@@ -11,17 +11,20 @@ actual), `NetworkError`, `UsageError` (disk space). **Called by** the worker.
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import zmq
 
 import shardwise
+from shardwise.clock import SystemClock
 from shardwise.errors import CorruptWeightsError
 from shardwise.records import Record, replace
 from shardwise.shards.manifest import Manifest, StageSlice
 from shardwise.shards.pieces import PieceSource, pieces_of_folder, pieces_of_model
+from shardwise.shards.progress import OnTransfer, ProgressMeter, TransferProgress
 from shardwise.shards.slicing import StageFiles
 from shardwise.shards.stage_paths import paths_of, stage_files
 from shardwise.shards.store import ShardStore, default_store
@@ -56,23 +59,33 @@ class SliceOrder(Record):
     peer_bytes_per_s: float | None = None
 
 
+OnPreparing = Callable[[str, TransferProgress], None]  # (fetching | verifying, how far)
+
+
 @contextlib.contextmanager
 def own_slice(
-    order: SliceOrder, stage: int, context: zmq.Context[zmq.Socket[bytes]], keys: NodeKeys | None
+    order: SliceOrder,
+    stage: int,
+    context: zmq.Context[zmq.Socket[bytes]],
+    keys: NodeKeys | None,
+    *,
+    progress: OnPreparing = lambda what, how: None,
 ) -> Iterator[StageFiles]:
     """Verified files of a stage; while the block runs they are not collected. `keys`: to ask peers with."""
     wanted = order.manifest.stages[stage]
     key = own_keys().derive("verification")
+    meter = ProgressMeter(wanted.num_bytes, lambda how: progress("verifying", how), SystemClock())
+    verify = functools.partial(ensure_verified, stage=wanted, key=key, paranoid=order.paranoid, on_bytes=meter.add)
     if order.paths and all(Path(path).exists() for path in order.paths):
         paths = paths_of(wanted, order.paths)
-        ensure_verified(paths, wanted, key, record_dir=Path(order.record_dir), paranoid=order.paranoid)
+        verify(paths, record_dir=Path(order.record_dir))
         yield stage_files(order.manifest, stage, paths)
         return
     store = ShardStore(Path(order.store) if order.store else default_store())
     with store.hold([wanted]):
-        folder = _fetched(store, order, wanted, key, context, keys)
+        folder = _fetched(store, order, wanted, key, context, keys, lambda how: progress("fetching", how))
         paths = paths_in(folder, wanted.files)
-        ensure_verified(paths, wanted, key, record_dir=folder, paranoid=order.paranoid)
+        verify(paths, record_dir=folder)
         yield stage_files(order.manifest, stage, paths)
 
 
@@ -83,6 +96,7 @@ def _fetched(
     key: bytes,
     context: zmq.Context[zmq.Socket[bytes]],
     keys: NodeKeys | None,
+    progress: OnTransfer,
 ) -> Path:
     found = store.find(wanted)
     if found is not None:
@@ -94,7 +108,7 @@ def _fetched(
                 pieces = PeerPieces(context, peer.address, keys=keys, peer_public=peer.public_key)
                 sources.append(stack.enter_context(pieces))
         options = TransferOptions(peer_bytes_per_s=order.peer_bytes_per_s)
-        return store.fetch(wanted, sources, key=key, options=options)[0]
+        return store.fetch(wanted, sources, key=key, options=options, progress=progress)[0]
 
 
 def _local_sources(order: SliceOrder) -> list[PieceSource]:

@@ -18,19 +18,16 @@ import os
 import zmq
 
 from shardwise.clock import Clock, SystemClock
-from shardwise.errors import PeerClosed, ShardwiseError, StageLoadFailed, UsageError
-from shardwise.records import replace
-from shardwise.shards.slicing import StageFiles
+from shardwise.errors import PeerClosed, ShardwiseError, UsageError
 from shardwise.stage.batcher import Batcher, Item
 from shardwise.stage.config import WorkerConfig
 from shardwise.stage.execute import Executor
 from shardwise.stage.heart import Heart
 from shardwise.stage.kv_requests import answer_export, import_state
 from shardwise.stage.links import Links
-from shardwise.stage.llama import library
 from shardwise.stage.llama.backend import LlamaCppBackend
 from shardwise.stage.llama.sampling import Sampler
-from shardwise.stage.own_slice import own_hello, own_slice
+from shardwise.stage.obtain import obtain, with_own_hello
 from shardwise.stage.resume import adopt, continue_from, on_wanted, refill_mirror
 from shardwise.stage.sensible import MAX_INT, StageLimits, require_sensible
 from shardwise.stage.sent_log import SentLog
@@ -59,7 +56,6 @@ from shardwise.transport.messages import (
     Step,
     Wanted,
 )
-from shardwise.transport.security.keys import NodeKeys
 
 IDLE_WAIT_S = 1.0
 GREET_AGAIN_S = 0.02
@@ -72,10 +68,11 @@ class StageWorker:
         self.clock = clock or SystemClock()
         self.is_first, self.is_last = config.stage == 0, config.stage == config.num_stages - 1
         with contextlib.ExitStack() as held:  # undone in reverse if anything here fails
-            self.config, files = _with_own_slice(config, context, held)
-            self.links = Links(self.config, context)
+            self.config = config = with_own_hello(config)
+            self.links = Links(config, context)
             held.callback(self.links.close)
             self.links.await_welcome(self.clock)
+            files = obtain(config, self.links, context, held)
             started_s = self.clock.now_s()
             self.backend = LlamaCppBackend(files, config.settings, main_quantization=config.main_quantization)
             held.callback(self.backend.close)
@@ -378,20 +375,6 @@ class StageWorker:
             decode_steps_sent=figures.decode_steps_sent,
             now_s=self.clock.now_s(),
         )
-
-
-def _with_own_slice(
-    config: WorkerConfig, context: zmq.Context[zmq.Socket[bytes]], held: contextlib.ExitStack
-) -> tuple[WorkerConfig, StageFiles]:
-    """The configuration with a hello that says what this worker really holds, and its verified files."""
-    files, manifest = config.files, None
-    if config.order is not None:
-        manifest = config.order.manifest
-        keys = NodeKeys(config.public_key, config.secret_key) if config.public_key else None
-        files = held.enter_context(own_slice(config.order, config.stage, context, keys))
-    if files is None:
-        raise StageLoadFailed("no slice was ordered and no files were given", where=f"stage {config.stage}")
-    return replace(config, hello=own_hello(config.hello, manifest, library.build_identity(), library.device_name())), files
 
 
 def prompt_segments(opened: OpenSession, chunk_tokens: int) -> list[tuple[Segment, tuple[int, ...]]]:

@@ -8,7 +8,7 @@ raw payload. Nothing is ever unpickled; unknown tags, unknown fields and wrong t
     stage  -> next     Step + activations [rows, hidden]
     stage  -> previous Taken (backpressure), Wanted (after a fault)
     last   -> stage 0  Sampled (the ring) and, the same, to the driver
-    stages -> driver   Ready, Connected, Sampled, Stats, Pong, Beat, Progress, Failure, Closed
+    stages -> driver   Preparing, Ready, Connected, Sampled, Stats, Pong, Beat, Progress, Failure, Closed
 
 Idempotence: every Step belongs to (session, epoch, position). A stage processes a position once per epoch; an earlier
 position is a duplicate and is dropped, a later one is a gap and is reported, never guessed.
@@ -146,6 +146,17 @@ class Closed(Message, tag="closed"):
 
     session: int
     stage: int
+
+
+class Preparing(Message, tag="preparing"):
+    """A worker fetches or verifies its slice; `left_s` is None until a rate is known."""
+
+    stage: int
+    what: str  # fetching | verifying
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float = 0.0
+    left_s: float | None = None
 
 
 class Ready(Message, tag="ready"):
@@ -322,6 +333,7 @@ AnyMessage = (
     | Wanted
     | CloseSession
     | Closed
+    | Preparing
     | Ready
     | Connect
     | NewEpoch

@@ -15,7 +15,7 @@ from shardwise.deploy.options import Placement, RunOptions
 from shardwise.errors import CorruptWeightsError
 from shardwise.records import replace
 
-launching = importlib.import_module("shardwise.deploy.launch")  # the package has a function of that name
+launching = importlib.import_module("shardwise.deploy.launcher")  # the package has a function of that name
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
 

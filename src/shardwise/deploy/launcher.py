@@ -65,7 +65,11 @@ def launch(
     driver_host: str = "127.0.0.1",
     on_progress: OnProgress | None = None,
 ) -> Deployment:
-    """Run a model on an engine's nodes; `placements` has one entry a stage (default: this machine)."""
+    """Run a model on an engine's nodes; `placements` has one entry a stage (default: this machine, or `options.nodes`)."""
+    if options.nodes and engine is None:
+        from shardwise.deploy.on_cluster import launch_on_cluster  # it needs this module
+
+        return launch_on_cluster(model, options, on_progress=on_progress)
     say = on_progress or (lambda what, share: None)
     description = model if isinstance(model, ModelDescription) else describe_model(resolve_model(model))
     options.check(description)
@@ -139,8 +143,10 @@ def _wait_ready(deployment: Deployment, timeout_s: float, say: OnProgress) -> No
     """Until every stage has loaded and knows its neighbours; a worker that ends meanwhile is an error at once."""
     driver, num_stages = deployment.driver, deployment.driver.num_stages
     end_s = driver.clock.now_s() + timeout_s
-    told = -1
+    told, moved_bytes = -1, 0
     while not driver.connected:
+        if (moved := _moved_bytes(driver, say)) != moved_bytes:  # slices are on their way: the time begins anew
+            moved_bytes, end_s = moved, driver.clock.now_s() + timeout_s
         if driver.clock.now_s() > end_s:
             raise ReplyTimeout(f"the stages were not ready within {timeout_s:.0f} s", hint="raise --start-timeout")
         if len(driver.peers.ready) != told:
@@ -153,6 +159,15 @@ def _wait_ready(deployment: Deployment, timeout_s: float, say: OnProgress) -> No
                 raise driver.failure or crash_error(status.name, status.exit_status, status.log_tail)
         if driver.failure is not None:
             raise driver.failure
+
+
+def _moved_bytes(driver: Driver, say: OnProgress) -> int:
+    """What the workers have fetched and verified so far, all together; says how far the slowest one is."""
+    preparing = [p for stage, p in driver.preparing.items() if stage not in driver.peers.ready]
+    if preparing:
+        last = max(preparing, key=lambda p: p.left_s or 0.0)
+        say(f"{last.what} stage {last.stage}", last.done_bytes / max(last.total_bytes, 1))
+    return sum(p.done_bytes for p in preparing)
 
 
 def _listen(host: str) -> str:
