@@ -99,7 +99,8 @@ def test_probe_advise_serve_and_a_client_on_a_fourth_host_gets_the_unsharded_tex
     key = new_key(key_file, "client")
     address = home.lab.address("desk")
     served_s = home.clock.now_s()
-    arguments = ["-m", "tests.cluster.serve_on_cluster", address, "8000", str(key_file), "desk", "nas", "pi"]
+    arguments = ["-m", "shardwise.cli", "serve", "sample", "--nodes", "desk,nas,pi", "--host", address, "--ctx", "512"]
+    arguments += ["--api-key-file", str(key_file)]
     with home.popen("desk", *arguments, stderr=subprocess.PIPE) as server:
         try:
             text = home.python("client", "-m", "tests.cluster.ask", f"http://{address}:8000", key, PROMPT)

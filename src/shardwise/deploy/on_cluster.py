@@ -18,8 +18,9 @@ from shardwise.cluster.lifecycle import attach, own_node
 from shardwise.cluster.state import StateDir
 from shardwise.deploy.deployment import Deployment
 from shardwise.deploy.launcher import OnProgress, launch
+from shardwise.deploy.memory import stage_bytes
 from shardwise.deploy.options import Placement, RunOptions
-from shardwise.errors import UsageError
+from shardwise.errors import StageOutOfMemory, UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.model.resolve import describe_model, resolve_model
 
@@ -45,6 +46,7 @@ def launch_on_cluster(
         infos = engine.node_infos()
         own = own_node(folder, infos)
         placements = place_stages(infos, own, len(options.layer_counts(description)), options.nodes)
+        require_node_memory(description, options, placements, infos)
     except BaseException:
         engine.close()
         raise
@@ -63,6 +65,27 @@ def place_stages(infos: Sequence[NodeInfo], own: NodeInfo, num_stages: int, node
     in_turn = named or [own.name, *(name for name in known if name != own.name)]
     chosen = [in_turn[index % len(in_turn)] for index in range(num_stages)]
     return [Placement(node=name, host=known[name].address) for name in chosen]
+
+
+def require_node_memory(
+    model: ModelDescription, options: RunOptions, placements: Sequence[Placement], infos: Sequence[NodeInfo]
+) -> None:
+    """`StageOutOfMemory` for a node whose stages do not fit what a model may use there. Pure."""
+    available = {info.name: info.memory_bytes for info in infos}
+    needed: dict[str, int] = dict.fromkeys(available, 0)
+    start = 0
+    for count, place in zip(options.layer_counts(model), placements, strict=True):
+        needed[place.node] += stage_bytes(model, start, start + count, options)
+        start += count
+    for name, num_bytes in needed.items():
+        if num_bytes > available[name]:
+            raise StageOutOfMemory(
+                f"the stages on '{name}' need {num_bytes} bytes, {available[name]} may be used",
+                where=name,
+                hint="give it fewer layers, lower --ctx or --sessions, or plan with 'shardwise plan'",
+                needed_bytes=num_bytes,
+                available_bytes=available[name],
+            )
 
 
 def plan_nodes(plan: Path) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ class RunOptions(Record):
 
     def layer_counts(self, model: ModelDescription) -> tuple[int, ...]:
         """Layers of each stage."""
-        return self.layers or even_split(model, self.num_stages)
+        return self.layers or even_split(model, max(self.num_stages, len(self.nodes)))
 
     def chunk(self, quantization: str) -> int:
         """Rows of a prefill chunk."""
