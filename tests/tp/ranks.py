@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,9 @@ class Ranks:
 
     def close(self) -> None:
         for process in self.processes:
-            if process.stdin is not None and process.poll() is None:
-                process.stdin.close()
+            if process.stdin is not None:
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
         for process in self.processes:
             try:
                 process.wait(20)

@@ -53,7 +53,7 @@ def sharded_logits(local: torch.Tensor, head: torch.nn.Module, num_valid: int | 
         raise UsageError("the head is not split by vocabulary", where=type(head).__name__, hint="give it the style 'vocab_head'")
     if num_valid is not None and not 0 < num_valid <= bound.shard.part.size:
         raise UsageError(f"num_valid {num_valid} is not within the vocabulary of {bound.shard.part.size}")
-    return ShardedLogits(local.reshape(-1, local.shape[-1]), bound.shard.part, bound.comm, num_valid)
+    return ShardedLogits(local.flatten(0, -2) if local.dim() > 1 else local[None], bound.shard.part, bound.comm, num_valid)
 
 
 def argmax(logits: ShardedLogits) -> torch.Tensor:
