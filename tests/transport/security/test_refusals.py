@@ -140,8 +140,10 @@ def refused(deployment: Deployment, config: WorkerConfig, patch: str = "") -> st
             deployment.inbox.wait(0.1)
             assert deployment.inbox.receive() is None
         told_s = time.perf_counter()
-        said = last_words(child)
+        assert child.stderr is not None
+        said = child.stderr.readline()  # at once; the interpreter may take its time to end on a busy machine
         assert time.perf_counter() - told_s < 1.0
+        said += last_words(child)
         assert child.returncode == 4
         assert b"Traceback" not in said
         return said.decode()
@@ -237,13 +239,13 @@ def test_a_flipped_bit_is_reported_to_the_driver_before_anything_is_mapped(deplo
     victim.write_bytes(data)
     child = start(deployment.config(manifest, directory))
     try:
-        said = last_words(child)
-        assert child.returncode == 4
-        failure = None
-        while failure is None:
-            assert deployment.inbox.wait(5)
+        deadline_s, failure = time.perf_counter() + 30, None
+        while not isinstance(failure, Failure) and time.perf_counter() < deadline_s:
+            deployment.inbox.wait(0.1)
             envelope = deployment.inbox.receive()
             failure = envelope.message if envelope is not None else None
+        said = last_words(child)
+        assert child.returncode == 4
         assert isinstance(failure, Failure)
         assert failure.kind == "CorruptWeightsError"
         assert failure.details["file"] == str(victim)
