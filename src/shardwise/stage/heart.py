@@ -4,12 +4,13 @@ stops with the whole process when the machine sleeps, the process is stopped, or
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import zmq
 
 from shardwise.clock import Clock
-from shardwise.errors import CompatibilityError, PeerClosed
+from shardwise.errors import CompatibilityError
 from shardwise.stage.config import WorkerConfig
 from shardwise.transport.channel import Outbox
 from shardwise.transport.handshake import Hello
@@ -38,18 +39,15 @@ class Heart:
         keys = NodeKeys(self._config.public_key, self._config.secret_key) if self._config.public_key else None
         outbox = Outbox(self._context, self._config.driver_address, self._hello, keys, self._config.driver_key)
         sequence = 0
-        try:
-            while not self._stopped.wait(INTERVAL_S):
-                if self._greet_again:
-                    self._greet_again = False
-                    outbox.greet(self._hello)
+        while not self._stopped.wait(INTERVAL_S):
+            if self._greet_again:
+                self._greet_again = False
+                outbox.greet(self._hello)
+            with contextlib.suppress(CompatibilityError):  # not of the driver's epoch: it is told of the new one, or ends
                 outbox.receive()
-                sequence += 1
-                outbox.send(Beat(stage=self._config.stage, sequence=sequence, now_s=self._clock.now_s()))
-        except (CompatibilityError, PeerClosed):
-            return  # the driver does not want to hear from this worker any more; silence is the answer
-        finally:
-            outbox.close(linger_ms=0)
+            sequence += 1
+            outbox.send(Beat(stage=self._config.stage, sequence=sequence, now_s=self._clock.now_s()), required=False)
+        outbox.close(linger_ms=0)
 
     def stop(self) -> None:
         self._stopped.set()

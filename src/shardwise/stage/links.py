@@ -20,21 +20,23 @@ from shardwise.transport.security.authenticator import Authenticator
 from shardwise.transport.security.keys import NodeKeys
 
 WELCOME_TIMEOUT_S = 60.0
+FENCED_S = 15.0  # a worker whose driver went on without it ends after this, unless it is told of the new epoch
 
 
-def is_peer_behind(error: CompatibilityError) -> bool:
-    """Whether the only difference is that the peer has not heard of our epoch yet (after a fault, for a moment)."""
+def epochs_ahead(error: CompatibilityError) -> int:
+    """By how much our epoch is ahead of the peer's (after a fault, for a moment; negative: behind), where that is the only
+    difference; 0 where it is not."""
     differences = [d for d in error.details.get("differences", []) if d["field"] != "manifest_digest"]
-    return (
-        len(differences) == 1 and differences[0]["field"] == "epoch" and int(differences[0]["peer"]) < int(differences[0]["own"])
-    )
+    if len(differences) != 1 or differences[0]["field"] != "epoch":
+        return 0
+    return int(differences[0]["own"]) - int(differences[0]["peer"])
 
 
 class Links:
     """All sockets of one worker."""
 
-    def __init__(self, config: WorkerConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._config, self._context = config, context
+    def __init__(self, config: WorkerConfig, context: zmq.Context[zmq.Socket[bytes]], clock: Clock) -> None:
+        self._config, self._context, self._clock = config, context, clock
         self._hello = config.hello
         self._keys = NodeKeys(config.public_key, config.secret_key) if config.public_key else None
         self._authenticator = self._start_authenticator()
@@ -50,6 +52,7 @@ class Links:
         self._announce: Connected | None = None
         self._greet_again: set[Outbox] = set()
         self._under_way = 0
+        self._fenced: tuple[CompatibilityError, float] | None = None  # the driver went on without us: its words, since when
         self._poller = zmq.Poller()
         for socket in (self.inbox.socket, self._driver.socket):
             self._poller.register(socket, zmq.POLLIN)
@@ -75,11 +78,11 @@ class Links:
             return self.inbox.address
         return f"tcp://{host}:{self.inbox.address.rsplit(':', 1)[1]}"
 
-    def await_welcome(self, clock: Clock) -> None:
+    def await_welcome(self) -> None:
         """Before anything is loaded: the driver's answer to our hello. Raises what it objects to, or `ReplyTimeout`."""
-        deadline_s = clock.now_s() + WELCOME_TIMEOUT_S
+        deadline_s = self._clock.now_s() + WELCOME_TIMEOUT_S
         while not self._driver.welcomed:
-            left_s = deadline_s - clock.now_s()
+            left_s = deadline_s - self._clock.now_s()
             if left_s <= 0:
                 raise ReplyTimeout(
                     f"the driver did not answer within {WELCOME_TIMEOUT_S:.0f} s", where=self._config.driver_address
@@ -111,6 +114,7 @@ class Links:
     def set_epoch(self, epoch: int) -> None:
         """Go on under a higher epoch: neighbours must greet again, and the driver is greeted."""
         if epoch > self._hello.epoch:
+            self._fenced = None
             self._hello = replace(self._hello, epoch=epoch)
             self.inbox.set_hello(self._hello)
             self._driver.greet(self._hello)
@@ -136,15 +140,27 @@ class Links:
                     else:
                         self._under_way = max(0, self._under_way - 1)
             except CompatibilityError as error:
+                ahead = epochs_ahead(error)
                 if outbox is self._driver:
-                    raise  # this worker is not wanted: of an old launch, or not what was ordered
-                out.append(self._refused(error))
+                    if ahead >= 0:
+                        raise  # this worker is not wanted: of an old launch, or not what was ordered
+                    self._fenced = self._fenced or (error, self._clock.now_s())
+                elif outbox is not None and ahead > 0:
+                    self._greet_again.add(outbox)
+                elif ahead == 0:  # behind: a new epoch and new neighbours are on their way
+                    out.append(self._refused(error))
         for mirror in (self._next_mirror, self._first_mirror):
             self._read_mirror(mirror)
+        self._end_if_fenced()
         if self._announce is not None and all(o is None or o.welcomed for o in (self._next, self._first)):
             out.append(self._announce)
             self._announce = None
         return out
+
+    def _end_if_fenced(self) -> None:
+        """A driver that has gone on sends the new epoch at once to whomever it still wants."""
+        if self._fenced is not None and self._clock.now_s() - self._fenced[1] > FENCED_S:
+            raise self._fenced[0]
 
     def _read_mirror(self, mirror: Outbox | None) -> None:
         """A replica's acknowledgements are of no interest; one that refuses simply gets nothing that it takes."""
@@ -153,7 +169,7 @@ class Links:
                 if isinstance(message, Wanted):
                     self.wanted_by_mirror.append(message)
         except CompatibilityError as error:
-            if mirror is not None and is_peer_behind(error):
+            if mirror is not None and epochs_ahead(error) > 0:
                 self._greet_again.add(mirror)
 
     def greet_again(self) -> None:

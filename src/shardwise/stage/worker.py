@@ -69,9 +69,9 @@ class StageWorker:
         self.is_first, self.is_last = config.stage == 0, config.stage == config.num_stages - 1
         with contextlib.ExitStack() as held:  # undone in reverse if anything here fails
             self.config = config = with_own_hello(config)
-            self.links = Links(config, context)
+            self.links = Links(config, context, self.clock)
             held.callback(self.links.close)
-            self.links.await_welcome(self.clock)
+            self.links.await_welcome()
             files = obtain(config, self.links, context, held)
             started_s = self.clock.now_s()
             self.backend = LlamaCppBackend(files, config.settings, main_quantization=config.main_quantization)
