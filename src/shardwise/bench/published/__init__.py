@@ -1,0 +1,6 @@
+"""Published measurements of others, predicted by our cost model: `shardwise bench published FILE`."""
+
+from shardwise.bench.published.report import predict_file
+from shardwise.bench.published.rows import Row, load_rows
+
+__all__ = ["Row", "load_rows", "predict_file"]
