@@ -9,6 +9,7 @@ does not come up: one `error` word. **Called by** `deployment_runner`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -34,9 +35,7 @@ from shardwise.bench.result import (
     TrialResult,
 )
 from shardwise.clock import SystemClock
-from shardwise.deploy.deployment import Deployment
-from shardwise.deploy.launcher import launch
-from shardwise.deploy.options import Placement, RunOptions
+from shardwise.deploy import Deployment, Placement, RunOptions, launch
 from shardwise.errors import ReplyTimeout, ShardwiseError
 from shardwise.records import from_json, to_json
 from shardwise.session.request import GenerationRequest, Token
@@ -104,6 +103,7 @@ class Agent:
         before_s = machine_s()
         started, start_s = iso_now(), _CLOCK.now_s()
         faults = [fault for name in case.faults for fault in self._job.faults[name]]
+        num_earlier = len(self._deployment.recoveries)
         users, events = self._users(case, case.output_tokens, tuple(faults))
         duration_s = _CLOCK.now_s() - start_s
         failed = next((user.error for user in users if user.error is not None), None)
@@ -113,7 +113,7 @@ class Agent:
             started=started,
             duration_s=round(duration_s, 4),
             requests=tuple(user.result(case.prompt_tokens) for user in users),
-            recoveries=tuple(_recovery(found) for found in self._deployment.recoveries),
+            recoveries=tuple(_recovery(found) for found in self._deployment.recoveries[num_earlier:]),
             events=tuple(events),
             load_1min=load_1min(),
             machine_s=round((before_s + machine_s()) / 2, 6),
@@ -266,6 +266,14 @@ def _from_zero(traces: Sequence[TokenTrace]) -> list[TokenTrace]:
     ]
 
 
+_SIGNALS = {"kill": signal.SIGKILL, "version_mismatch": signal.SIGKILL, "restart": signal.SIGTERM}
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # recovery may have replaced it by now
+        os.kill(pid, number)
+
+
 class FaultActor:
     """Carries out the faults of a trial: signals here, the network through the bench."""
 
@@ -290,19 +298,19 @@ class FaultActor:
 
     def _continue_due(self, elapsed_s: float) -> None:
         for at_s, pid in [item for item in self._resume if item[0] <= elapsed_s]:
-            os.kill(pid, signal.SIGCONT)
+            _signal(pid, signal.SIGCONT)
             self._events.append(TrialEvent(at_s=round(min(at_s, 1e9), 3), what="continued"))
         self._resume = [item for item in self._resume if item[0] > elapsed_s]
 
     def _act(self, fault: Fault, elapsed_s: float) -> None:
         self._events.append(TrialEvent(at_s=round(elapsed_s, 3), what=fault.describe()))
         pids = [stage.pid for stage in self._deployment.stages if fault.target in (stage.node, f"stage-{stage.index}")]
-        if fault.kind == "kill":
+        if fault.kind in _SIGNALS:
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                _signal(pid, _SIGNALS[fault.kind])
         elif fault.kind == "stop":
             for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
+                _signal(pid, signal.SIGSTOP)
             self._resume += [(elapsed_s + fault.duration_s, pid) for pid in pids]
         else:
             say(AgentWord(fault=fault))

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import IO
 
 import psutil
@@ -46,13 +47,18 @@ class DeploymentRunner:
         network = scenario.network(cases[0].network)
         with open_home(network, scenario.seed) as lab:
             job = make_job(scenario, network, cases, repetition, lab)
-            places = [
-                replace(place, prefix=(*place.prefix, *self._extra_prefix.get((network.name, place.node), ())))
-                for place in job.places
-            ]
-            job = replace(job, places=tuple(places))
-            with background_traffic(network, lab):
-                self._run_agent(job, lab, network, on_trial)
+            with tempfile.TemporaryDirectory() as notes, background_traffic(network, lab):
+                places = tuple(self._with_extras(place, network, job, notes) for place in job.places)
+                self._run_agent(replace(job, places=places), lab, network, on_trial)
+
+    def _with_extras(self, place: AgentPlace, network: Network, job: AgentJob, notes: str) -> AgentPlace:
+        """The place with what is put before its workers' commands: injected faults."""
+        extra = self._extra_prefix.get((network.name, place.node), ())
+        updated = {fault.target for faults in job.faults.values() for fault in faults if fault.kind == "version_mismatch"}
+        if place.node in updated:
+            folder = Path(__file__).parent / "injection" / "updated"
+            extra = (*extra, "env", f"PYTHONPATH={folder}", f"SHARDWISE_STARTS={notes}/{place.node}")
+        return replace(place, prefix=(*place.prefix, *extra))
 
     def _run_agent(self, job: AgentJob, lab: Lab | None, network: Network, on_trial: OnTrial) -> None:
         command = [*(lab.prefix(job.places[0].node) if lab else []), sys.executable, "-m", "shardwise.bench.agent"]

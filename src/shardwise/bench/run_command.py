@@ -116,5 +116,6 @@ def _text(findings: Findings, paths: list[Path]) -> str:
         middle = row.figures.get("inter_token_p50_s")
         tail = row.figures.get("inter_token_p95_s")
         figures = f"{milliseconds(middle)} a token, p95 {milliseconds(tail)}" if middle and tail else row.error or "no figures"
-        lines.append(f"{row.case.network:<10}{row.case.split:<26}{row.case.workload:<14}{figures}")
+        names = [row.case.split, row.case.workload, *row.case.faults]
+        lines.append(f"{row.case.network:<10}{', '.join(names):<44}{figures}")
     return "\n".join([*lines, "", *(f"note: {warning}" for warning in findings.warnings), *(str(path) for path in paths)])

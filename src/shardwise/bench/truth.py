@@ -49,7 +49,7 @@ def measure_truth(folder: Path, progress: Progress, *, repetitions: int = 3) -> 
     scenario = replace(load_scenario("truth"), repetitions=repetitions)
     with tempfile.TemporaryDirectory() as notes:
         injected = Path(notes) / "copy"
-        path = str(Path(__file__).parent / "injection")
+        path = str(Path(__file__).parent / "injection" / "copy")
         prefix = ("env", f"PYTHONPATH={path}", f"SHARDWISE_INJECTED={injected}")
         runner = DeploymentRunner(extra_prefix={("copy", "desktop"): prefix})
         result = run_scenario(scenario, TrialStore(folder, scenario), {"shardwise": runner}, progress)

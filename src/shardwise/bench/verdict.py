@@ -123,7 +123,9 @@ def _choose_split(evidence: Evidence, good: list[Option]) -> Verdict:
             headline=f"Split it, but over {chosen.num_nodes} machines only: {chosen.name}.",
             reasons=tuple(reasons),
         )
-    why = "No single machine holds the model." if not _runs(evidence.singles) else "One machine alone is too slow."
+    why = "One machine alone is too slow." if _runs(evidence.singles) else "No single machine holds the model."
+    if not evidence.singles:
+        why = "The machines alone were not measured here."
     return Verdict(verdict="shard", option=chosen.name, headline=f"Split it over {chosen.name}.", reasons=(why, tail))
 
 
