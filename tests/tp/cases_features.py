@@ -126,12 +126,9 @@ def contract(rank: int, world: int, *, kind: str) -> dict[str, bool]:
     from tests.tp.contract import check_collectives
 
     inner = DistCollectives(dist.group.WORLD)
-    comm = {
-        "dist": lambda: inner,
-        "staged": lambda: StagedCollectives(dist.group.WORLD),
-        "compressed": lambda: Compressed(inner),
-    }[kind]()
-    return check_collectives(comm)
+    if kind == "dist":
+        return check_collectives(inner)
+    return check_collectives(StagedCollectives(dist.group.WORLD) if kind == "staged" else Compressed(inner))
 
 
 def compression(rank: int, world: int, *, kind: str, scale: float) -> dict[str, Any]:

@@ -107,7 +107,8 @@ class _Search:
                 self.plan |= candidate
                 return True
         if reason:
-            self.left.setdefault(targets[0], f"splitting it with {', '.join(sorted(sources))} fails: {reason}")
+            for name in (*targets, *sorted(sources)):
+                self.left.setdefault(name, f"splitting {', '.join(sorted(sources))} before {targets[0]} fails: {reason}")
         return False
 
     def _candidates(self, sources: list[str], targets: list[str]) -> Iterable[Plan]:
