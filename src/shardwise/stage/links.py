@@ -20,6 +20,7 @@ from shardwise.transport.security.authenticator import Authenticator
 from shardwise.transport.security.keys import NodeKeys
 
 WELCOME_TIMEOUT_S = 60.0
+CHECK_MS = 200
 FENCED_S = 15.0  # a worker whose driver went on without it ends after this, unless it is told of the new epoch
 
 
@@ -87,8 +88,9 @@ class Links:
                 raise ReplyTimeout(
                     f"the driver did not answer within {WELCOME_TIMEOUT_S:.0f} s", where=self._config.driver_address
                 )
-            self._driver.socket.poll(round(left_s * 1000))
+            self._driver.socket.poll(min(round(left_s * 1000), CHECK_MS))
             self._driver.receive()
+            self._driver.check()
 
     def wait(self, timeout_s: float) -> None:
         """Return as soon as anything can be received."""

@@ -25,6 +25,7 @@ from shardwise.transport.messages import AnyMessage, decode, encode
 from shardwise.transport.security.allow_list import AllowList
 from shardwise.transport.security.keys import NodeKeys
 from shardwise.transport.security.sockets import MAX_FRAME_BYTES, MAX_FRAMES, secure_client, secure_server, sender_key
+from shardwise.transport.security.watch import HandshakeWatch
 
 SEND_TIMEOUT_S = 10.0
 QUEUE_MESSAGES = 2000
@@ -205,8 +206,10 @@ class Outbox:
     ) -> None:
         self.address = address
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        self._watch: HandshakeWatch | None = None
         if keys is not None:
             secure_client(self.socket, keys, peer_key)
+            self._watch = HandshakeWatch(self.socket)
         _prepare(self.socket)
         self.socket.connect(address)
         self.sent_bytes = 0
@@ -217,6 +220,16 @@ class Outbox:
         """Say hello (again); `receive` sees the answer."""
         self.welcomed = False
         self._send([handshake.encode(hello)])
+
+    def check(self) -> None:
+        """Raise `AuthenticationFailed` if the peer does not let this side in: ZeroMQ itself would try again for ever."""
+        if self._watch is not None:
+            self._watch.check(peer=self.address)
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
     def send(self, message: AnyMessage, payload: bytes | memoryview | None = None, *, required: bool = True) -> int:
         """Send; returns the bytes; raises `PeerClosed` where the peer takes nothing within the deadline.
@@ -248,8 +261,10 @@ class Outbox:
             if (_REPLY_TAG.search(data[:16]) or not self.welcomed) and handshake.is_reply(data):
                 handshake.read_reply(data, where=self.address)
                 self.welcomed = True
+                self._stop_watching()
                 continue
             return decode(data)
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
+        self._stop_watching()
         self.socket.close(linger=linger_ms)

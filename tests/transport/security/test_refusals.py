@@ -254,3 +254,23 @@ def test_a_flipped_bit_is_reported_to_the_driver_before_anything_is_mapped(deplo
         assert str(failure.details["tensor"]) in said.decode()
     finally:
         end(child)
+
+
+@pytest.mark.parametrize("whose", ["worker", "driver"])
+def test_a_wrong_key_is_told_within_a_second(deployment: Deployment, whose: str) -> None:
+    """The driver does not know this worker, or is not who the worker was told."""
+    config = deployment.config(deployment.manifest, deployment.directory)
+    stranger = NodeKeys.generate()
+    if whose == "worker":
+        config = replace(config, public_key=stranger.public, secret_key=stranger.secret)
+    else:
+        config = replace(config, driver_key=stranger.public)
+    child = start(config)
+    try:
+        assert child.stderr is not None
+        said = child.stderr.readline().decode()
+        child.wait(10)
+        assert child.returncode == 4
+        assert "does not allow this node's key" in said or "hung up during the key exchange" in said
+    finally:
+        end(child)

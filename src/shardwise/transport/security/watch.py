@@ -43,6 +43,11 @@ class HandshakeWatch:
             if self._judge(recv_monitor_message(self._monitor), peer):
                 return
 
+    def check(self, *, peer: str = "") -> None:
+        """Raise `AuthenticationFailed` if the peer has turned this node away by now; never blocks."""
+        while self._monitor.poll(0):
+            self._judge(recv_monitor_message(self._monitor), peer)
+
     def close(self) -> None:
         """Stop watching; the socket itself stays open."""
         self._socket.disable_monitor()
