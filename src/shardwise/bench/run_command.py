@@ -8,6 +8,7 @@ from typing import Any
 from shardwise.bench.deployment_runner import DeploymentRunner
 from shardwise.bench.gate import GateFinding, check_gate, read_gate
 from shardwise.bench.peer_runner import PEERS, PeerRunner
+from shardwise.bench.prediction import with_predictions
 from shardwise.bench.progress import ConsoleProgress
 from shardwise.bench.report import chrome_trace, render_html, render_markdown
 from shardwise.bench.report.summary import Findings, gather_findings
@@ -46,6 +47,8 @@ def run_and_report(
     store = TrialStore(out or Path("runs") / scenario.name, scenario)
     with ConsoleProgress(quiet=quiet) as progress:
         result = run_scenario(scenario, store, engine_runners(peer_scripts or DEFAULT_SCRIPTS), progress)
+    result = with_predictions(result, scenario)
+    store.write(result)
     paths = write_reports(result, store.folder)
     findings = gather_findings(result)
     return RunDone(summary=_summary(result, findings, paths), text=_text(findings, paths))
