@@ -31,6 +31,8 @@ from shardwise.transport.messages import (
     KvState,
     NewEpoch,
     OpenSession,
+    Progress,
+    ProgressRequest,
     Ready,
     Sampled,
     SamplingSettings,
@@ -167,9 +169,16 @@ class Target:
 
     def next_token(self, session: int) -> int:
         while True:
-            sampled = self.wait_for(Sampled, 20)
+            sampled = self.wait_for(Sampled, 60)
             if sampled.session == session:
                 return int(sampled.token)
+
+    def close_sessions(self) -> None:
+        """Ask which sessions are open (damaged messages may have opened any number) and close them."""
+        self.outbox.send(ProgressRequest(sequence=1))
+        for session, _ in self.wait_for(Progress, 60).positions:
+            self.outbox.send(CloseSession(session=session, epoch=2**63 - 1))
+        self.drain()
 
     def close(self) -> None:
         end(self.child)
@@ -200,12 +209,9 @@ def attack(target: Target, num_messages: int, seed: int = 3) -> None:
         if number % 100 == 99:
             target.drain()
             assert target.child.poll() is None, target.said()
-            for session in [*NUMBERS, SESSION]:
-                target.outbox.send(CloseSession(session=session, epoch=2**63 - 1))
+            target.close_sessions()
     target.outbox.greet(replace(target.deployment.hello, stage=DRIVER))
-    for session in [*range(VOCAB), *NUMBERS, SESSION]:
-        target.outbox.send(CloseSession(session=session, epoch=2**63 - 1))
-    target.drain()
+    target.close_sessions()
     assert target.generate(777_001) == expected
 
 
