@@ -28,6 +28,8 @@ def chat(  # one parameter a flag
     blas: flags.Blas = "auto",
     deterministic: flags.Deterministic = False,
     paranoid: flags.Paranoid = False,
+    weights_from: flags.WeightsFrom = None,
+    fetch_rate: flags.FetchRate = "",
     temperature: flags.Temperature = 0.7,
     top_k: flags.TopK = 40,
     top_p: flags.TopP = 0.95,
@@ -75,6 +77,8 @@ def chat(  # one parameter a flag
         blas=blas,
         deterministic=deterministic,
         paranoid=paranoid,
+        weights_from=tuple(weights_from or ()),
+        fetch_bytes_per_s=flags.fetch_rate(fetch_rate),
         probe_interval_s=0.0,
     )
     from shardwise.cli.generation import start

@@ -33,6 +33,8 @@ def run(  # one parameter a flag
     blas: flags.Blas = "auto",
     deterministic: flags.Deterministic = False,
     paranoid: flags.Paranoid = False,
+    weights_from: flags.WeightsFrom = None,
+    fetch_rate: flags.FetchRate = "",
     temperature: flags.Temperature = 0.0,
     top_k: flags.TopK = 40,
     top_p: flags.TopP = 0.95,
@@ -84,6 +86,8 @@ def run(  # one parameter a flag
         blas=blas,
         deterministic=deterministic,
         paranoid=paranoid,
+        weights_from=tuple(weights_from or ()),
+        fetch_bytes_per_s=flags.fetch_rate(fetch_rate),
         probe_interval_s=0.0,
     )
     from shardwise.cli.generation import generate_once

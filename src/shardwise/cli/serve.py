@@ -52,6 +52,8 @@ def serve(  # one parameter a flag
     blas: flags.Blas = "auto",
     deterministic: flags.Deterministic = False,
     paranoid: flags.Paranoid = False,
+    weights_from: flags.WeightsFrom = None,
+    fetch_rate: flags.FetchRate = "",
 ) -> None:
     """Serve the model: API under /v1, dashboard under /, until Ctrl-C."""
     try:
@@ -93,6 +95,8 @@ def serve(  # one parameter a flag
         blas=blas,
         deterministic=deterministic,
         paranoid=paranoid,
+        weights_from=tuple(weights_from or ()),
+        fetch_bytes_per_s=flags.fetch_rate(fetch_rate),
     )
     command.serve_command(
         command.local_launch(model, options), settings, keys=keys, say=output().note, access_log=access_log and not output().quiet

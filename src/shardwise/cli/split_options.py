@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from shardwise.errors import UsageError
+from shardwise.units import parse_rate
 
 if TYPE_CHECKING:
     from shardwise.deploy.options import RunOptions
@@ -55,6 +56,17 @@ GrammarFile = Annotated[Path | None, typer.Option("--grammar-file", rich_help_pa
 JsonSchema = Annotated[str, typer.Option("--json-schema", help="JSON schema the answer must follow.", rich_help_panel=SAMPLING)]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End at this text, repeatable.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")]
+
+
+WeightsFrom = Annotated[
+    list[str] | None, typer.Option("--weights-from", help="Folder made by 'pack' that the nodes see (a NAS), repeatable.")
+]
+FetchRate = Annotated[str, typer.Option("--fetch-rate", help="Limit on fetching weights from other nodes, e.g. 50 MB/s.")]
+
+
+def fetch_rate(text: str) -> float:
+    """`50 MB/s` -> bytes per second; "" -> 0, no limit."""
+    return parse_rate(text, field="fetch-rate") if text else 0.0
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

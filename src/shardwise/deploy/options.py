@@ -45,6 +45,8 @@ class RunOptions(Record):
     deterministic: bool = False
     encrypt: bool = True
     paranoid: bool = False  # workers read every byte of their slice at every start
+    weights_from: tuple[str, ...] = ()  # packed folders (a NAS) under the same path on every node, asked before other nodes
+    fetch_bytes_per_s: float = 0.0  # of one node from the others; 0 = no limit
     start_timeout_s: float = 120.0
     probe_interval_s: float = 10.0
     cache_dir: str = ""  # "" = the user's cache

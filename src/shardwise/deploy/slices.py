@@ -83,7 +83,9 @@ def slice_orders(
             record_dir=str(directory),
             paranoid=options.paranoid,
             model_files=sources,
+            folders=options.weights_from,
             peers=peers,
+            peer_bytes_per_s=options.fetch_bytes_per_s or None,
         )
         for stage in manifest.stages
     ]
