@@ -25,6 +25,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 OPENBLAS = "scipy-openblas32==0.3.34.481.3"
 CACHE = Path(os.environ.get("SHARDWISE_CACHE", Path.home() / ".cache" / "shardwise"))
+RECIPE = "1"  # raised whenever `cmake_args` changes
 RENAMED = ("cblas_sgemm", "openblas_set_num_threads", "openblas_get_parallel")
 
 
@@ -64,7 +65,7 @@ def cpu_identity() -> str:
 
 
 def build_key(requirement: str) -> str:
-    parts = [requirement, OPENBLAS, platform.system(), platform.machine(), cpu_identity(), Path(__file__).read_text()]
+    parts = [requirement, OPENBLAS, platform.system(), platform.machine(), cpu_identity(), RECIPE]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
