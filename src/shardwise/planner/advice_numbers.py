@@ -21,7 +21,7 @@ from shardwise.planner.types import Plan, Prediction
 from shardwise.planner.units import Unit
 from shardwise.records import replace
 
-_BUDGET_CELLS = 2e7
+_BUDGET_CELLS = 1e7
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Found:
 
 @dataclass(slots=True)
 class Budget:
-    """How much a search may still do, in table cells; deterministic, unlike a clock."""
+    """How much a search may still do, in cells of tables that are looked at; deterministic, unlike a clock."""
 
     cells: float
 
@@ -44,7 +44,8 @@ class Budget:
 
 
 MAX_CELLS = 2.5e7  # of a level before pruning, beyond 16 units: 200 MB
-CELLS_PER_S = 2e7  # on one core of a shared two-core server
+CELLS_A_CALL = 2000  # what a step costs beside its cells
+CELLS_PER_S = 8e6  # on one core of a shared two-core server
 
 
 @dataclass(slots=True)
@@ -125,7 +126,6 @@ class SubsetSearch:
             if not len(level.masks):
                 break
             self.levels.append(level)
-            self.budget.cells -= float(level.best.size) * self.problem.num_units
             if self.budget.spent:
                 self.exact = False
                 break
@@ -208,6 +208,7 @@ class SubsetSearch:
             rows = self._free(level, v)
             if not len(rows):
                 continue
+            self.budget.cells -= len(rows) * level.best.shape[1] + CELLS_A_CALL
             arriving = level.best[rows] + self.hop_add[level.lasts[rows], v][:, None]
             if closing:
                 self._close(level, rows, arriving, v)
