@@ -114,6 +114,18 @@ def truth(
         raise typer.Exit(1)
 
 
+@app.command("published", help="Predict published measurements: devices from single-device rows, then all rows.")
+def published(
+    file: Annotated[Path, typer.Argument(help="A JSON list of rows.", metavar="FILE")],
+    rows: Annotated[bool, typer.Option("--rows", help="Also list every row.")] = False,
+) -> None:
+    from shardwise.bench.published import predict_file, report_lines
+    from shardwise.records import plain
+
+    found = predict_file(file)
+    _show(plain(found), "\n".join(report_lines(found, with_rows=rows)))
+
+
 @lab_app.command("clean", help="Take down virtual homes whose owner is gone.")
 def lab_clean(everything: Annotated[bool, typer.Option("--all", help="Also those in use.")] = False) -> None:
     from shardwise.bench.lab import clean

@@ -2,5 +2,6 @@
 
 from shardwise.bench.published.report import predict_file
 from shardwise.bench.published.rows import Row, load_rows
+from shardwise.bench.published.show import report_lines
 
-__all__ = ["Row", "load_rows", "predict_file"]
+__all__ = ["Row", "load_rows", "predict_file", "report_lines"]

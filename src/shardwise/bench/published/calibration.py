@@ -7,6 +7,7 @@ For a device without rows of its own: its class, from the rows of that class, ot
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from shardwise.machines.profile import DeviceProfile, Measurement, RateTable
 from shardwise.model.description import ModelDescription
 
 _LOW, _HIGH, _STEPS = 0.003, 4.0, 40
-MOE_FIXED = 2.5  # a sparse layer runs about this many times the kernels: routing, gathering, several products
+MOE_FIXED = 2.0  # a sparse layer runs about this many times the kernels: routing, gathering, several products
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,9 @@ def invert(seconds_for: Callable[[float], float], measured_s: float) -> float | 
     if not seconds_for(high) <= measured_s <= seconds_for(low):
         return None
     for _ in range(_STEPS):
-        middle = (low * high) ** 0.5
+        middle = math.sqrt(low * high)
         low, high = (middle, high) if seconds_for(middle) > measured_s else (low, middle)
-    return (low * high) ** 0.5
+    return math.sqrt(low * high)
 
 
 def shipped(key: Key) -> float:
@@ -76,7 +77,6 @@ class Calibration:
     """Efficiencies of every device; `without` leaves rows out, so that no row explains itself."""
 
     samples: list[Sample] = field(default_factory=list)
-    fixed_override: float | None = None
 
     def without(self, *, row_id: object = None, source: str | None = None) -> Calibration:
         """The same without one row, or without everything from one source."""

@@ -5,13 +5,16 @@ Fails when a quantity has no formula for the row's strategy: `Skip` with the rea
 
 from __future__ import annotations
 
+import re
+
 from shardwise.bench.published.calibration import Calibration
 from shardwise.bench.published.case import Case, Skip
 from shardwise.bench.published.serving import serve
 from shardwise.bench.published.splits import shares
 from shardwise.bench.published.steps import ends_s, launch_s, layers_s, share_s, tiers
 from shardwise.bench.published.wires import collective_s, message_s
-from shardwise.planner.cost_compute import StepShape
+from shardwise.machines.profile import DeviceProfile
+from shardwise.planner.cost_compute import StepShape, layer_s
 
 Override = dict[str, float]
 Q80_BYTES = 34 / 32
@@ -86,11 +89,11 @@ def _pipeline_s(case: Case, calibration: Calibration, shape: StepShape, override
     return seconds + hops_s(case, stages, shape)
 
 
-def _head_s(case: Case, profile: object, shape: StepShape) -> float:
+def _head_s(case: Case, profile: DeviceProfile, shape: StepShape) -> float:
     if "lm head on" in case.row.strategy or case.framework.name == "petals":
         model = case.model
         return 2.0 * model.vocab_size * model.hidden_size / _CPU_HEAD_BYTES_PER_S * min(1.0, shape.sampled_rows)
-    return ends_s(case, profile, shape)  # type: ignore[arg-type]
+    return ends_s(case, profile, shape)
 
 
 def hops_s(case: Case, stages: int, shape: StepShape) -> float:
@@ -157,14 +160,10 @@ def layer_time_s(case: Case, calibration: Calibration, override: Override | None
     tokens = case.ask.prompt_tokens if case.ask.quantity == "layer_prefill" else case.ask.batch
     profile = case.profile(case.devices[0].spec, calibration, override)
     shape = StepShape.prefill(tokens, 0) if case.ask.quantity == "layer_prefill" else StepShape.decode(_rows(case), 0)
-    from shardwise.planner.cost_compute import layer_s
-
     return layer_s(case.model.layers[-1], profile, shape)
 
 
 def _rows(case: Case) -> float:
-    import re
-
     match = re.search(r"tokens?(\d+)", case.row.metric)
     return float(match[1]) if match else float(case.ask.batch)
 
@@ -180,6 +179,6 @@ def forward(case: Case, calibration: Calibration) -> float | Skip:
 
 def memory_bytes(case: Case) -> float:
     """Weights and KV of the fullest device."""
-    positions = case.ask.context_tokens if "0 tokens" != case.row.context else 0.0
+    positions = case.ask.context_tokens if case.row.context != "0 tokens" else 0.0
     kv = positions * case.model.kv_bytes_per_token() * case.ask.batch
     return (case.model.weight_bytes + kv) / len(case.devices)

@@ -16,6 +16,7 @@ from shardwise.bench.published.calibration import Calibration, Sample, invert
 from shardwise.bench.published.case import Case, Skip, prepare
 from shardwise.bench.published.predictors import predict_case
 from shardwise.bench.published.rows import Row, load_rows
+from shardwise.bench.published.steps import spills
 from shardwise.records import Record
 
 _PHASE = {"decode": "decode", "layer_decode": "decode", "prefill": "prefill", "layer_prefill": "prefill"}
@@ -87,7 +88,7 @@ def calibrate(cases: Sequence[Case]) -> Calibration:
     samples, empty = [], Calibration()
     for case in cases:
         phase = _PHASE.get(case.ask.quantity)
-        if not case.row.is_single or phase is None or not case.row.measured or not case.row.value:
+        if not case.row.is_single or phase is None or not case.row.measured or not case.row.value or spills(case):
             continue
 
         def seconds(efficiency: float, case: Case = case, phase: str = phase) -> float:
@@ -118,9 +119,7 @@ def _judge(row: Row, case: Case | Skip, calibration: Calibration) -> PublishedRo
     row_id = row.id if isinstance(row.id, int | str | float) else str(row.id)
     if isinstance(found, Skip) or not math.isfinite(found) or not row.value:
         reason = found.reason if isinstance(found, Skip) else "the row contradicts itself"
-        return PublishedRow(
-            id=row_id, predicted=None, measured=row.value, error=None, skipped=reason, kind=kind, group=group
-        )
+        return PublishedRow(id=row_id, predicted=None, measured=row.value, error=None, skipped=reason, kind=kind, group=group)
     error = (found - row.value) / row.value
     return PublishedRow(
         id=row_id,

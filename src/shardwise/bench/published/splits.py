@@ -26,6 +26,10 @@ def shares(case: Case, parts: list[list[Tier]]) -> list[float]:
 
 def _fastest_first(case: Case, parts: list[list[Tier]]) -> list[float]:
     total = layer_bytes(case.model)
+    alone = [i for i, tiers in enumerate(parts) if tiers[0].capacity_bytes >= total]
+    if alone and "every device" not in case.row.strategy:  # one device is faster than any hop
+        best = max(alone, key=lambda i: _rate(parts[i][0]))
+        return [1.0 if i == best else 0.0 for i in range(len(parts))]
     places = [(tier, index) for index, tiers in enumerate(parts) for tier in tiers]
     places.sort(key=lambda place: -_rate(place[0]))
     held, left = [0.0] * len(parts), total

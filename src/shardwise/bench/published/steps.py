@@ -19,9 +19,15 @@ from shardwise.planner.cost_compute import LayerClasses, StepShape, head_s
 VRAM_SHARE = 0.9  # of the accelerator's memory for weights; the rest is KV cache, buffers, the screen
 PAGE_CACHE_SLACK = 1.75  # "available" memory leaves out pages that the system gives up for mapped weights
 DISK_BYTES_PER_S = 1e9
-HOST_SPEED = {"h100": 1.5, "h100 pcie": 1.5, "h200": 1.5}  # one thread of its hosts (2023) against an A100's (2020): SPECint 2017 rates
+_ROUNDING = 1.01
+HOST_SPEED = {
+    "h100": 1.5,
+    "h100 pcie": 1.5,
+    "h200": 1.5,
+}  # one thread of its hosts (2023) against an A100's (2020): SPECint 2017 rates
+# A desktop or laptop of 2021-2023 with an accelerator: two channels of DDR5-4800.
 _HOST_CPU = DeviceSpec(
-    name="host cpu", kind="cpu", device_class="cpu", memory_bytes=64e9, memory_bytes_per_s=51e9, flops_per_s=1.0e12
+    name="host cpu", kind="cpu", device_class="cpu", memory_bytes=64e9, memory_bytes_per_s=76.8e9, flops_per_s=1.0e12
 )
 
 
@@ -72,13 +78,18 @@ def tiers(case: Case, device: Device, calibration: Calibration, override: dict[s
     return [Tier(device.vram_bytes * slack, main, paged=True)]
 
 
+def spills(case: Case) -> bool:
+    """Whether the model does not fit the fastest memory of the row's only device."""
+    return layer_bytes(case.model) > tiers(case, case.devices[0], Calibration())[0].capacity_bytes
+
+
 def share_s(case: Case, device: Device, parts: list[Tier], share: float, shape: StepShape) -> float:
     """Seconds of `share` of the layers on one device, in whatever memory they fit."""
     total = layer_bytes(case.model)
     left, seconds = share * total, 0.0
     for index, tier in enumerate(parts):
         here = left if index == len(parts) - 1 else min(left, tier.capacity_bytes)
-        if tier.paged and here > tier.capacity_bytes:
+        if tier.paged and here > tier.capacity_bytes * _ROUNDING:
             touched = here * _touched(case.model, shape)
             return seconds + touched / (device.machines.disk_bytes_per_s or DISK_BYTES_PER_S)
         if here > 0:

@@ -40,7 +40,7 @@ def scaled(value: Any, unit: float) -> float | None:
     if found is None or found == 0:
         return None
     if isinstance(value, str) and (match := re.search(r"\d\s*([kmgt])(?:i?b|bit|flop)", value.lower())):
-        return found * _SCALE[match[1]] * (unit / 10 ** (3 * round(math.log10(max(unit, 1)) / 3)))
+        return found * _SCALE[match[1]]
     return found * unit
 
 

@@ -25,7 +25,7 @@ _KINDS: tuple[tuple[tuple[str, ...], float, float, bool], ...] = (  # words, lat
     (("vpc", "cloud", "emulated"), 30e-6, 10 * _GBIT, False),
     (("tcp", "ethernet", "gigabit", "lan", "wired", "shaped", ""), 150e-6, 1 * _GBIT, False),
 )
-_SLOW_START_BYTES = 15e3  # ten segments: TCP's first window (RFC 6928)
+_SLOW_START_BYTES = 64e3  # a window that an open connection keeps between messages
 _SLOW_START_FROM_S = 5e-3
 
 
@@ -49,8 +49,13 @@ def message_s(link: LinkProfile, num_bytes: float) -> float:
 
 
 def collective_s(link: LinkProfile, ranks: int, num_bytes: float, sync_s: float) -> float:
-    """One all-reduce: as many rounds as a tree has levels, and twice the bytes (Thakur, Rabenseifner, Gropp 2005)."""
+    """One all-reduce: the rounds of a tree, or one round in which every rank sends to all; and its bytes.
+
+    The cheaper of both counts (Thakur, Rabenseifner, Gropp 2005).
+    """
     if ranks < 2:
         return 0.0
-    rounds = math.ceil(math.log2(ranks))
-    return rounds * (link.latency_s.value + sync_s) + 2 * (ranks - 1) / ranks * num_bytes / link.bytes_per_s.value
+    latency, rate = link.latency_s.value, link.bytes_per_s.value
+    tree = math.ceil(math.log2(ranks)) * (latency + sync_s) + 2 * (ranks - 1) / ranks * num_bytes / rate
+    direct = latency + (ranks - 1) * (sync_s + num_bytes / rate)
+    return min(tree, direct)
