@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from pathlib import Path
@@ -10,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from shardwise.cli.main import run
-from shardwise.deploy import launch_local
+from shardwise.deploy import launch, launch_local
 from shardwise.deploy.options import Placement, RunOptions
 from shardwise.errors import CorruptWeightsError
-from shardwise.records import replace
 
-launching = importlib.import_module("shardwise.deploy.launcher")  # the package has a function of that name
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
 
@@ -45,39 +42,52 @@ def test_a_flipped_bit_ends_the_launch(sample_gguf: Path, tmp_path: Path) -> Non
     victim = flip_a_bit(tmp_path, keep_time=True)
     options = RunOptions(num_stages=2, context_tokens=128, max_sessions=1, paranoid=True)
     with pytest.raises(CorruptWeightsError) as caught:
-        launching.launch(sample_gguf, options)
+        launch(sample_gguf, options)
     details = caught.value.details
     assert (details["file"], caught.value.exit_code) == (str(victim), 4)
     assert str(details["tensor"]).startswith("blk.")
     assert details["expected"] != details["actual"]
     victim.unlink()
-    with launching.launch(sample_gguf, options) as deployment:
+    with launch(sample_gguf, options) as deployment:
         assert [token.id for token in deployment.generate(PROMPT, max_tokens=4)] == first
 
 
-def test_nodes_that_have_nothing_fetch_their_slices_from_the_driver(
-    sample_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with launch_local(sample_gguf, num_stages=3, context_tokens=128, max_sessions=1) as deployment:
+def hidden_from(folders: list[Path]) -> tuple[str, ...]:
+    """What to put before a command so that these folders are empty for it, as on another machine."""
+    mounts = " && ".join(f"mount -t tmpfs none '{folder}'" for folder in folders)
+    return ("unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "worker")
+
+
+@pytest.mark.netns
+def test_nodes_that_have_nothing_fetch_their_slices_from_the_driver(sample_gguf: Path, tmp_path: Path) -> None:
+    options = RunOptions(num_stages=3, context_tokens=128, max_sessions=1, cache_dir=str(tmp_path / "driver"))
+    with launch(sample_gguf, options) as deployment:
         expected = [token.id for token in deployment.generate(PROMPT, max_tokens=8)]
-    known = launching.slice_orders
-
-    def elsewhere(*args, **kwargs):  # type: ignore[no-untyped-def]
-        return [replace(order, paths=(), model_files=(), store=str(tmp_path / "store")) for order in known(*args, **kwargs)]
-
-    monkeypatch.setattr(launching, "slice_orders", elsewhere)
-    options = RunOptions(num_stages=3, context_tokens=128, max_sessions=1)
-    places = [Placement(host="127.0.0.2"), Placement(host="127.0.0.3"), Placement()]
-    sent = []
+    elsewhere = hidden_from([tmp_path / "driver", sample_gguf.parent])
+    places = [Placement(host=host, prefix=elsewhere) for host in ("127.0.0.2", "127.0.0.3", "127.0.0.1")]
+    stored = []
     for _ in range(2):
-        with launching.launch(sample_gguf, options, placements=places) as deployment:
+        with launch(sample_gguf, options, placements=places) as deployment:
             assert [token.id for token in deployment.generate(PROMPT, max_tokens=8)] == expected
-            assert deployment._pieces is not None
-            sent.append(deployment._pieces.sent_bytes)
-    total = sum(f.num_bytes for stage in deployment.manifest.stages for f in stage.files)
-    # Once everything (what one worker had fetched another on this machine may copy), the second time nothing.
-    assert 0.7 * total < sent[0] <= total
-    assert sent[1] == 0
+        stored.append({path: path.stat().st_ino for path in (tmp_path / "cache" / "store" / "slices").rglob("*.gguf")})
+    assert len(stored[0]) == 4
+    assert stored[0] == stored[1]  # the second launch fetched nothing
+    total = sum(file.num_bytes for stage in deployment.manifest.stages for file in stage.files)
+    assert sum(path.stat().st_size for path in stored[0]) == total
+
+
+@pytest.mark.netns
+def test_a_folder_that_the_nodes_see_is_used_before_the_driver(sample_gguf: Path, tmp_path: Path) -> None:
+    flags = ["--layers", "15,15", "--ctx", "128", "--quiet"]
+    assert run(["pack", str(sample_gguf), *flags, "--out", str(tmp_path / "nas")]) == 0
+    nas = (str(tmp_path / "nas"),)
+    common = {"num_stages": 2, "context_tokens": 128, "max_sessions": 1, "cache_dir": str(tmp_path / "driver")}
+    slow = RunOptions(**common, weights_from=nas, fetch_bytes_per_s=1000.0)  # from the driver it would take a day
+    (tmp_path / "driver").mkdir()
+    elsewhere = hidden_from([tmp_path / "driver", sample_gguf.parent])
+    places = [Placement(host=host, prefix=elsewhere) for host in ("127.0.0.2", "127.0.0.3")]
+    with launch(sample_gguf, slow, placements=places) as deployment:
+        assert len([token.id for token in deployment.generate(PROMPT, max_tokens=4)]) == 4
 
 
 def test_keys_and_prompts_are_in_no_log_error_or_command_line(
