@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from shardwise.errors import QueueFull, ShardwiseError, UsageError
+from shardwise.errors import QueueFull, RemoteFailure, ShardwiseError, UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.records import Record
 from shardwise.server.engine import Engine, EngineSlot, StageLike
@@ -143,11 +143,15 @@ class Operator:
             raise QueueFull("another operation is under way", hint="wait for its end")
 
         def run() -> None:
+            failure: ShardwiseError | None = RemoteFailure("the operation broke; the log has the reason", where="operate")
             try:
                 work()
+                failure = None
             except ShardwiseError as error:
-                self._slot.fail(error)
+                failure = error
             finally:
+                if failure is not None:
+                    self._slot.fail(failure)
                 self._busy.release()
 
         threading.Thread(target=run, name="operate", daemon=True).start()

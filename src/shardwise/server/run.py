@@ -15,7 +15,7 @@ from collections.abc import Callable
 import uvicorn
 
 from shardwise.clock import Clock, SystemClock
-from shardwise.errors import ConnectFailed, MissingExtraError, ShardwiseError
+from shardwise.errors import ConnectFailed, MissingExtraError, RemoteFailure, ShardwiseError
 from shardwise.server.access import ApiKey
 from shardwise.server.app import create_app
 from shardwise.server.engine import Engine, EngineSlot, LoadingProgress
@@ -123,11 +123,17 @@ def serve_forever(
 def _launch(
     launch: Relaunch, loading: Loading, slot: EngineSlot, server: uvicorn.Server, on_ready: Callable[[Engine], None]
 ) -> None:
+    engine: Engine | None = None
+    failure: ShardwiseError = RemoteFailure("the launch broke; the log has the reason", where="shardwise serve")
     try:
         engine = launch((), loading.on_progress)
     except ShardwiseError as error:
-        slot.fail(error)
-        server.should_exit = True
+        failure = error
+    finally:  # a defect as well must not leave a server that says "loading" for ever
+        if engine is None:
+            slot.fail(failure)
+            server.should_exit = True
+    if engine is None:
         return
     slot.fill(engine)
     if not slot.draining:

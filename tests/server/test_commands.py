@@ -1,0 +1,153 @@
+"""`shardwise serve` and `shardwise top` as processes: loading, ready, drained end, a port that is taken, a key made and used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from shardwise.clock import ManualClock
+from shardwise.errors import AuthenticationFailed, ConnectFailed
+from shardwise.server import top
+
+from .running import Running, wait_until
+
+PROGRAM = [sys.executable, "-m", "shardwise"]
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """A `shardwise serve` process, its address, and its lines so far; ended with SIGKILL if it must be."""
+    command = [*PROGRAM, "serve", "sample", "--port", "0", *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    lines: list[str] = []
+    assert process.stderr is not None
+    reader = threading.Thread(target=lambda: lines.extend(iter(process.stderr.readline, "")), daemon=True)  # type: ignore[union-attr]
+    reader.start()
+    try:
+        wait_until(lambda: "http://" in "".join(lines) or process.poll() is not None, 60, "the address")
+        found = re.search(r"http://[\d.:]+", "".join(lines))
+        assert found, lines
+        yield process, found.group(), lines
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(timeout=30)
+        reader.join(timeout=10)
+        process.stderr.close()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_serve_answers_while_it_loads_then_generates_then_drains() -> None:
+    with serving("--stages", "2", "--ctx", "512", "--drain", "20") as (process, url, lines), httpx.Client(base_url=url) as http:
+        assert http.get("/health/live").status_code == 200
+        first = http.get("/health/ready")
+        assert first.status_code in (200, 503)
+        wait_until(lambda: http.get("/health/ready").status_code == 200, 90, "the model")
+        body = {"model": "sample", "messages": [{"role": "user", "content": "Tell a story."}], "max_tokens": 60, "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=body, timeout=60) as response:
+            stream = response.iter_lines()
+            next(stream)
+            process.send_signal(signal.SIGTERM)
+            rest = list(stream)
+        assert "data: [DONE]" in rest  # a running answer is finished
+        assert process.wait(timeout=40) in (0, -signal.SIGTERM, 143)
+        assert any("Tell a story" not in line for line in lines)
+        assert not any("Tell a story" in line for line in lines)
+
+
+def test_a_taken_port_is_an_error_before_anything_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [*PROGRAM, "serve", "sample", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 5
+    assert done.stderr.startswith("error: cannot listen on")
+    assert "another --port" in done.stderr
+
+
+def test_a_public_bind_without_a_key_and_a_missing_model_are_refused(tmp_path: Path) -> None:
+    public = subprocess.run([*PROGRAM, "serve", "sample", "--host", "0.0.0.0"], capture_output=True, text=True, timeout=60)
+    assert public.returncode == 2
+    assert "there is no API key" in public.stderr
+    command = [*PROGRAM, "serve", str(tmp_path / "none.gguf"), "--port", "0", "--no-access-log"]
+    missing = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert missing.returncode == 2
+    assert "none.gguf" in missing.stderr
+
+
+def test_a_key_is_made_once(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    command = [*PROGRAM, "--json", "serve", "sample", "--api-key-file", str(file), "--new-api-key", "anna"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    key = json.loads(done.stdout)["key"]
+    assert key.startswith("sw-")
+    assert key not in file.read_text()
+
+
+def test_top_draws_the_running_deployment(server: Running) -> None:
+    server.chat(max_tokens=4)
+    console = Console(width=160, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
+    with console.file:
+        console.print(top.draw(top.fetch_picture(server.url)))
+    text = console.export_text()
+    assert "ready" in text
+    assert "0-14" in text
+    assert "15-29" in text
+    assert "tokens so far" in text
+
+
+def test_top_as_a_command(server: Running) -> None:
+    once = subprocess.run([*PROGRAM, "top", server.url, "--once"], capture_output=True, text=True, timeout=60)
+    assert once.returncode == 0, once.stderr
+    assert "stages" in once.stdout
+    document = subprocess.run([*PROGRAM, "--json", "top", server.url], capture_output=True, text=True, timeout=60)
+    assert json.loads(document.stdout)["model"]["num_layers"] == 30
+    nobody = subprocess.run([*PROGRAM, "top", "http://127.0.0.1:9", "--once"], capture_output=True, text=True, timeout=60)
+    assert nobody.returncode == 5
+    assert "no shardwise server answers" in nobody.stderr
+
+
+def test_top_says_when_the_server_goes_away(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = top.fetch_picture(server.url)
+    answers = iter([picture, ConnectFailed("gone"), picture])
+
+    def fetch(url: str, key: str = "", *, timeout_s: float = 10.0) -> dict[str, object]:
+        answer = next(answers)
+        if isinstance(answer, ConnectFailed):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(top, "fetch_picture", fetch)
+    left = [False, False, True]
+    with open(os.devnull, "w") as nothing:
+        console = Console(width=160, file=nothing, record=True)
+        top.watch(server.url, "", ManualClock(), console, interval_s=1.0, until=lambda: left.pop(0))
+    assert "connection lost: gone" in console.export_text()
+
+
+def test_top_needs_the_key(deployment: object, tmp_path: Path) -> None:
+    from shardwise.server.access import new_key, read_keys
+
+    from .running import running_server
+
+    key = new_key(tmp_path / "keys.json", "top")
+    with running_server(deployment, keys=read_keys(tmp_path / "keys.json")) as guarded:  # type: ignore[arg-type]
+        with pytest.raises(AuthenticationFailed):
+            top.fetch_picture(guarded.url)
+        assert top.fetch_picture(guarded.url, key)["availability"]["status"] == "ready"
