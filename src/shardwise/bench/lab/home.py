@@ -38,7 +38,10 @@ _SWITCH = "switch"
 _OPERATOR = "operator"
 _OPERATOR_INDEX = 254
 _FRAME_BYTES = 1514
-_TIMER_SLACK_S = 150e-6  # how late a token bucket's timer may come without losing rate
+# How late a token bucket's timer may come without losing rate; what a burst of that length passes for nothing is small
+# beside other delays on fast links, not on slow ones.
+_TIMER_SLACK_S = 150e-6
+_FAST_BYTES_PER_S, _FAST_TIMER_SLACK_S = 60e6, 500e-6
 _JOIN = 'for group in $1; do echo $$ > "$group"; done; shift; exec "$@"'
 RELAY_OVERHEAD_S = 60e-6  # what the relay adds to a frame beyond what a bridge would
 
@@ -301,7 +304,8 @@ class Lab:
             system.tc(netns, "qdisc", "del", "dev", device, "root", check=False)
             return
         line_bytes_per_s = shape.bytes_per_s / PAYLOAD_SHARE
-        burst_bytes = round(_FRAME_BYTES + line_bytes_per_s * _TIMER_SLACK_S)
+        slack_s = _FAST_TIMER_SLACK_S if line_bytes_per_s > _FAST_BYTES_PER_S else _TIMER_SLACK_S
+        burst_bytes = round(_FRAME_BYTES + line_bytes_per_s * slack_s)
         rate, limit = f"{round(line_bytes_per_s * 8)}bit", str(shape.queue_limit_bytes())
         system.tc(netns, "qdisc", verb, "dev", device, "root", "tbf", "rate", rate, "burst", str(burst_bytes), "limit", limit)
 
