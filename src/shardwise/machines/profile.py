@@ -41,6 +41,7 @@ class RateTable(Record):
     layer_fixed_s: Measurement | None = None
     timings: tuple[LayerTiming, ...] = ()  # by rows, ascending
     timing_layer_bytes: int = 0
+    attention_flops_per_s: Measurement | None = None  # of scores and values in prefill; None = as the products
 
 
 class DeviceProfile(Record):
@@ -65,6 +66,7 @@ class NodeProfile(Record):
     disk_bytes_per_s: Measurement | None = None
     availability: float = 1.0
     num_cores: int = 0
+    machine: str = ""  # nodes with the same machine share its cores (virtual ones, several stages on one computer)
     rates: tuple[RateTable, ...] = ()
 
     def all_devices(self) -> tuple[DeviceProfile, ...]:

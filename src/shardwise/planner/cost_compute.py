@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shardwise.machines.profile import DeviceProfile
 from shardwise.model.description import LayerDescription, ModelDescription, WeightTensor
+from shardwise.planner.cost_memory import KV_PADDING_TOKENS
 from shardwise.planner.cost_rates import EffectiveRates, RuntimeCosts, kv_bytes_per_s, rates_for, timed_layer_s
 
 
@@ -84,7 +85,8 @@ def attention_s(layer: LayerDescription, device: DeviceProfile, shape: StepShape
     context = shape.context_tokens if window is None else min(shape.context_tokens, float(window))
     scale = context / shape.context_tokens if shape.context_tokens else 1.0
     rates = _dominant(_groups(layer.tensors, layer.flops_per_token), device)
-    compute = shape.pairs * scale * layer.attention_flops_per_position / rates.flops_per_s
+    flops_per_s = rates.attention_flops_per_s or rates.flops_per_s
+    compute = shape.pairs * scale * layer.attention_flops_per_position / flops_per_s
     read = shape.sessions * (context * layer.kv.bytes_per_token(kv_type) + layer.kv.state_bytes)
     return compute, read / kv_bytes_per_s(device, kv_type)
 
@@ -102,13 +104,28 @@ def layer_s(layer: LayerDescription, device: DeviceProfile, shape: StepShape, kv
     measured_s = timed_layer_s(rates, shape.rows) if layer.experts is None else None
     if measured_s is not None and rates.timing_layer_bytes:
         scaled_s = measured_s * layer.weight_bytes / rates.timing_layer_bytes
-        return scaled_s + max(attention_compute_s, attention_read_s)
+        return scaled_s + _attention_beyond_timings_s(layer, device, shape, kv_type)
     compute_s, memory_s = attention_compute_s, attention_read_s
     for group in groups:
         own = rates_for(device, group.quantization)
         compute_s += shape.rows * group.flops_per_token / own.flops_per_s
         memory_s += group.num_bytes * touched / own.weight_bytes_per_s
     return rates.layer_fixed_s + max(compute_s, memory_s) + rates.row_s * max(0.0, shape.rows - 1)
+
+
+def _attention_beyond_timings_s(layer: LayerDescription, device: DeviceProfile, shape: StepShape, kv_type: str) -> float:
+    """Attention that a layer timed with an empty cache has not in it.
+
+    llama.cpp reads whole blocks of `KV_PADDING_TOKENS` positions, so the first block is in every timing; a decode row
+    reads the cache, a prompt's chunk computes (its rows share what is read).
+    """
+    context = -(-shape.context_tokens // KV_PADDING_TOKENS) * KV_PADDING_TOKENS - KV_PADDING_TOKENS
+    beyond = max(0.0, context)
+    if shape.rows > shape.sessions:
+        earlier = StepShape(shape.rows, shape.sessions, beyond, shape.rows * beyond, shape.sampled_rows)
+    else:
+        earlier = StepShape(shape.rows, shape.sessions, beyond, 0.0, shape.sampled_rows)
+    return max(attention_s(layer, device, earlier, kv_type))
 
 
 def head_s(model: ModelDescription, device: DeviceProfile, sampled_rows: float) -> float:

@@ -37,6 +37,10 @@ class RuntimeCosts(Record):
     local_bytes_per_s: float = 2.5e9  # between two stages of one machine
     local_latency_s: float = 20e-6
     process_bytes: int = 150 * 2**20  # interpreter, libraries and the backend's own state, a worker
+    stage_threads: int = 1  # cores that a computing stage keeps busy
+    shared_speed: float = (
+        1.0  # of each of two stages that compute on cores of their own in one machine: caches and memory are shared
+    )
     service_jitter: float = 0.04  # spread of one stage's step (standard deviation / mean) where none was measured
 
 
@@ -51,6 +55,7 @@ class EffectiveRates:
     timings: tuple[LayerTiming, ...] = ()
     timing_layer_bytes: int = 0
     spread: float = 0.0  # interquartile range / value
+    attention_flops_per_s: float = 0.0  # 0 = as `flops_per_s`
 
 
 def _from_table(table: RateTable, fixed_s: float) -> EffectiveRates:
@@ -63,6 +68,7 @@ def _from_table(table: RateTable, fixed_s: float) -> EffectiveRates:
         timings=table.timings,
         timing_layer_bytes=table.timing_layer_bytes,
         spread=rate.spread / rate.value if rate.value else 0.0,
+        attention_flops_per_s=table.attention_flops_per_s.value if table.attention_flops_per_s else 0.0,
     )
 
 

@@ -4,9 +4,10 @@ There is no closed form for p95 with several users: stages merge what waits, pro
 nothing but delay at random. In: seconds of every step and hop. Out: first-token times and gaps between tokens. The
 same seed gives the same numbers. Nothing fails; the number of simulated tokens is bounded.
 
-Model: each stage is one server. It takes waiting decode rows first, at most `merge_rows`, otherwise the oldest prompt
-chunk. A link sends one message after the other and delivers in order. Service times spread log-normally, links add an
-exponential delay whose p95 is the measured jitter.
+Model: each stage is one server. It takes waiting decode rows first, at most `merge_rows`; the oldest prompt chunk comes when
+no row waits, or after `DECODE_TURNS` decode steps (as `stage.batcher` does). Stages on one machine share its cores: each of
+k stages that compute at the same time runs at `core_speeds[k - 1]` (processor sharing). A link sends one message after the
+other and delivers in order. Service times spread log-normally, links add an exponential delay whose p95 is the measured jitter.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _P95_OF_EXPONENTIAL = math.log(20.0)
+DECODE_TURNS = 4  # decode steps before a waiting chunk gets its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class RingTiming:
     hops: Sequence[HopTiming]  # [stage] -> next; the last one leads back to stage 0
     merge_rows: int
     service_jitter: float
+    core_groups: Sequence[int] = ()  # [stage]: stages with the same number share cores; -1 or nothing: its own
+    core_speeds: Sequence[float] = (1.0,)  # [k - 1]: speed of each of k stages of a group that compute at the same time
 
 
 @dataclass(slots=True)
@@ -61,6 +65,16 @@ class RingSamples:
 _Rows = tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Work:
+    """What a busy stage computes: seconds left at full speed."""
+
+    left_s: float
+    started_s: float
+    rows: _Rows
+    chunk: int
+
+
 class _Ring:
     def __init__(self, timing: RingTiming, users: int, tokens: int, seed: int) -> None:
         self.timing, self.tokens = timing, tokens
@@ -74,18 +88,22 @@ class _Ring:
         self.decodes: list[deque[int]] = [deque() for _ in range(stages)]
         self.chunks: list[deque[tuple[int, int]]] = [deque() for _ in range(stages)]
         self.busy = [False] * stages
+        self.turns = [0] * stages
+        self.groups = list(timing.core_groups) or [-1] * stages
+        self.work: dict[int, _Work] = {}
+        self.now_s = 0.0
         self.idle_since = [0.0] * stages
         self.link_free = [0.0] * stages
         self.link_last = [0.0] * stages
         self.last_token_s = [0.0] * users
         self.left = [tokens] * users
-        self.events: list[tuple[float, int, str, int, _Rows, int]] = []
+        self.events: list[tuple[float, int, int, _Rows, int]] = []
         self.sequence = 0
         sigma2 = math.log(1.0 + timing.service_jitter**2)
         self.sigma, self.mu = math.sqrt(sigma2), -sigma2 / 2
 
-    def push(self, at_s: float, kind: str, stage: int, rows: _Rows, chunk: int) -> None:
-        heapq.heappush(self.events, (at_s, self.sequence, kind, stage, rows, chunk))
+    def push(self, at_s: float, stage: int, rows: _Rows, chunk: int) -> None:
+        heapq.heappush(self.events, (at_s, self.sequence, stage, rows, chunk))
         self.sequence += 1
 
     def start(self, stage: int, now_s: float) -> None:
@@ -94,21 +112,44 @@ class _Ring:
             return
         spread = self.random.lognormvariate(self.mu, self.sigma) if self.sigma else 1.0
         waiting = self.decodes[stage]
-        if waiting:
+        if waiting and not (self.chunks[stage] and self.turns[stage] >= DECODE_TURNS):
+            self.turns[stage] += 1
             rows = tuple(waiting.popleft() for _ in range(min(len(waiting), self.timing.merge_rows)))
             seconds = self.timing.decode_s[stage][len(rows) - 1] * spread
             self.out.waits_s[stage].append(now_s - self.idle_since[stage])
-            self.out.stage_steps_s[stage].append(seconds)
             chunk = -1
         elif self.chunks[stage]:
             user, chunk = self.chunks[stage].popleft()
+            self.turns[stage] = 0
             rows = (user,)
             seconds = self.timing.chunk_s[stage][chunk] * spread
         else:
             return
         self.busy[stage] = True
-        self.out.busy_s[stage] += seconds
-        self.push(now_s + seconds, "done", stage, rows, chunk)
+        self.work[stage] = _Work(seconds, now_s, rows, chunk)
+
+    def speed(self, stage: int) -> float:
+        """Share of its full speed at which a busy stage computes now."""
+        group = self.groups[stage]
+        if group < 0:
+            return 1.0
+        sharing = sum(1 for other in self.work if self.groups[other] == group)
+        speeds = self.timing.core_speeds
+        last = len(speeds)
+        return speeds[sharing - 1] if sharing <= last else speeds[-1] * last / sharing
+
+    def next_done(self) -> tuple[float, int]:
+        """When the next stage is finished, and which."""
+        times = ((self.now_s + work.left_s / self.speed(stage), stage) for stage, work in self.work.items())
+        return min(times, default=(math.inf, -1))
+
+    def advance(self, to_s: float) -> None:
+        """Let all busy stages compute until `to_s`."""
+        if to_s > self.now_s:
+            speeds = {stage: self.speed(stage) for stage in self.work}
+            for stage, work in self.work.items():
+                work.left_s -= (to_s - self.now_s) * speeds[stage]
+            self.now_s = to_s
 
     def send(self, stage: int, now_s: float, rows: _Rows, chunk: int) -> None:
         """Put a step on the hop behind `stage`; deliver in order."""
@@ -122,7 +163,7 @@ class _Ring:
         self.link_last[stage] = arrival
         if chunk < 0:
             self.out.hop_delays_s[stage].append(arrival - now_s)
-        self.push(arrival, "arrive", (stage + 1) % self.stages, rows, -1 if returning else chunk)
+        self.push(arrival, (stage + 1) % self.stages, rows, -1 if returning else chunk)
 
     def sampled(self, rows: _Rows, now_s: float, chunk: int) -> _Rows:
         """Book the new tokens; returns the sessions that go on."""
@@ -161,13 +202,21 @@ class _Ring:
             self.last_token_s[user] = starts_s[user]
             self.left[user] -= 1
             if self.left[user] > 0:
-                self.push(starts_s[user], "arrive", 0, (user,), -1)
+                self.push(starts_s[user], 0, (user,), -1)
         self.start(0, 0.0)
-        while self.events:
-            now_s, _, kind, stage, rows, chunk = heapq.heappop(self.events)
-            if kind == "done":
-                self.done(stage, now_s, rows, chunk)
+        while self.events or self.work:
+            done_s, finished = self.next_done()
+            if not self.events or done_s <= self.events[0][0]:
+                self.advance(done_s)
+                work = self.work.pop(finished)
+                took_s = done_s - work.started_s
+                self.out.busy_s[finished] += took_s
+                if work.chunk < 0:
+                    self.out.stage_steps_s[finished].append(took_s)
+                self.done(finished, done_s, work.rows, work.chunk)
                 continue
+            now_s, _, stage, rows, chunk = heapq.heappop(self.events)
+            self.advance(now_s)
             if chunk < 0:
                 self.decodes[stage].extend(rows)
             else:

@@ -244,8 +244,25 @@ def _timing(
         single.append(times[0])
     chunk_s = [[0.0]] * len(stages) if plan.prefill_stages else _chunk_times(model, stages)
     hops = _hops(model, plan, stages, 1 if draft is None else draft.draft_tokens + 1)
-    timing = RingTiming(decode, chunk_s, hops, merge, model.costs.service_jitter)
+    groups, speeds = _shared_cores(model, stages)
+    timing = RingTiming(decode, chunk_s, hops, merge, model.costs.service_jitter, groups, speeds)
     return timing, single, sync_total
+
+
+def _shared_cores(model: CostModel, stages: tuple[StageAssignment, ...]) -> tuple[list[int], list[float]]:
+    """Which stages share a machine's cores, and how fast each of k computing ones is.
+
+    Below the number of cores `shared_speed` tells what caches and memory cost; beyond it the cores are divided.
+    """
+    nodes = [model.cluster.node(stage.node) for stage in stages]
+    names = list(dict.fromkeys(node.machine for node in nodes if node.machine))
+    groups = [names.index(node.machine) if node.machine else -1 for node in nodes]
+    cores = min((node.num_cores for node in nodes if node.machine and node.num_cores), default=0)
+    room = cores / max(1, model.costs.stage_threads)
+    if not names or not room:
+        return groups, [1.0]
+    shared = model.costs.shared_speed
+    return groups, [(1.0 if k == 1 else shared) * min(1.0, room / k) for k in range(1, len(stages) + 1)]
 
 
 def _chunk_times(model: CostModel, stages: tuple[StageAssignment, ...]) -> list[list[float]]:
