@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from shardwise.records import replace
-from shardwise.session.recovery import Available, Cause, Incident, RecoveryPolicy, next_action
+from shardwise.session.recovery import DETECTION_S, RECONNECTION_S, Available, Cause, Incident, RecoveryPolicy, next_action
 
 CRASH = Incident(cause=Cause.CRASHED, stage=1)
 HERE = Available(node="nas", restart_s=1.0, refill_s=2.0, fast_refill_s=0.5)
@@ -64,7 +64,16 @@ def test_the_deadline_holds() -> None:
 def test_grades(recovery: str, refill_s: float, grade: str) -> None:
     action = next_action(CRASH, RecoveryPolicy(recovery=recovery), replace(HERE, refill_s=refill_s))
     assert action.grade == grade
-    assert action.predicted_stall_s == 1.0 + (refill_s if grade == "exact" else 0.5)
+    seen_s = DETECTION_S[Cause.CRASHED] + RECONNECTION_S
+    assert action.predicted_stall_s == pytest.approx(seen_s + 1.0 + (refill_s if grade == "exact" else 0.5))
+
+
+def test_a_standby_replica_is_refilled_and_a_hot_one_is_not() -> None:
+    available = replace(HERE, hot_replica="laptop")
+    hot = next_action(CRASH, RecoveryPolicy(), available)
+    standby = next_action(CRASH, RecoveryPolicy(), replace(available, replica_holds_kv=False))
+    assert hot.kind == standby.kind == "promote"
+    assert standby.predicted_stall_s - hot.predicted_stall_s == pytest.approx(HERE.refill_s)
 
 
 def test_it_always_ends_and_never_repeats() -> None:

@@ -17,21 +17,27 @@ from typing import Any
 
 import zmq
 
-from shardwise.cluster.engine import ClusterEngine, WorkerSpec
+from shardwise.cluster.engine import ClusterEngine, WorkerStatus
+from shardwise.deploy.fallback import fallback_options
+from shardwise.deploy.moving import move_stage, place_for
 from shardwise.deploy.options import Placement, RunOptions
+from shardwise.deploy.relayout import Change, relayout
+from shardwise.deploy.stall import Refill, SessionRows, refill_times
 from shardwise.deploy.supervisor import Supervisor
+from shardwise.deploy.survivors import nodes_with_room, split_over, surviving_stages
 from shardwise.deploy.tokenizer import LlamaTokenizer
-from shardwise.errors import ReplyTimeout, ShardwiseError, StageCrashed, UsageError
+from shardwise.deploy.workers import Layout, Replica
+from shardwise.errors import ReplyTimeout, ShardwiseError, UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.records import Record, replace
-from shardwise.session.driver import Driver, SessionHandle
+from shardwise.session.driver import Driver
+from shardwise.session.handle import SessionHandle
 from shardwise.session.journal import Unfinished
-from shardwise.session.recovery import Available, RecoveryPolicy
+from shardwise.session.recovery import Available, RecoveryAction, RecoveryPolicy
 from shardwise.session.request import GenerationRequest, Readiness, Recovery, Token
 from shardwise.shards.manifest import Manifest
-from shardwise.stage.config import WorkerConfig
 from shardwise.transport.messages import SamplingSettings, Stats
-from shardwise.transport.pieces import PieceServer
+from shardwise.transport.security.keys import NodeKeys
 
 TOKEN_TIMEOUT_S = 600.0
 
@@ -57,27 +63,40 @@ class Deployment:
     def __init__(
         self,
         *,
-        model: ModelDescription,
-        manifest: Manifest,
-        options: RunOptions,
+        layout: Layout,
         tokenizer: LlamaTokenizer,
         engine: ClusterEngine,
         driver: Driver,
-        configs: list[WorkerConfig],
-        places: list[Placement],
         context: zmq.Context[zmq.Socket[bytes]],
-        pieces: PieceServer | None = None,
+        keys: NodeKeys | None,
+        driver_host: str = "127.0.0.1",
+        fallback: ModelDescription | None = None,
+        replica_places: list[Placement] | None = None,
     ) -> None:
-        self.model, self.manifest, self.options, self.tokenizer = model, manifest, options, tokenizer
+        self.layout, self.tokenizer = layout, tokenizer
         self.engine, self.driver = engine, driver
-        self._configs, self._places, self._context = configs, places, context
-        self._pieces = pieces
-        self._names = [worker_name(config.stage) for config in configs]
-        self._replica_configs: dict[int, WorkerConfig] = {}
-        self._replica_places: dict[int, Placement] = {}
-        self._replica_names: dict[int, str] = {}
+        self.context, self.keys, self.driver_host = context, keys, driver_host
+        self.changing = threading.RLock()  # held while workers change places; whoever watches them waits
+        self.degraded = ""  # name of the fallback model, once it serves
+        self.start_s = 1.0  # how long the last start of a worker took, until it was connected
+        self._fallback = fallback
+        self._replica_places = replica_places
+        self._generation = 0
+        self._one_change = threading.Lock()
         self._closed = threading.Event()
         self.supervisor: Supervisor | None = None
+
+    @property
+    def model(self) -> ModelDescription:
+        return self.layout.model
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.layout.manifest
+
+    @property
+    def options(self) -> RunOptions:
+        return self.layout.options
 
     def supervise(self, policy: RecoveryPolicy) -> None:
         """Begin to watch the workers, once all are ready."""
@@ -89,8 +108,9 @@ class Deployment:
     def stages(self) -> list[StageStatus]:
         """All stages, in order, live."""
         out = []
-        for index, (name, layers) in enumerate(zip(self._names, self.manifest.layers, strict=True)):
-            status = self.engine.status(name)
+        layout = self.layout
+        for index, (name, layers) in enumerate(zip(layout.names, layout.manifest.layers, strict=True)):
+            status = self._status(name)
             ready = self.driver.peers.ready.get(index)
             out.append(
                 StageStatus(
@@ -107,6 +127,13 @@ class Deployment:
                 )
             )
         return out
+
+    def _status(self, name: str) -> WorkerStatus:
+        """Of a worker that may be stopped at this moment."""
+        try:
+            return self.engine.status(name)
+        except UsageError:
+            return WorkerStatus(name=name, node="")
 
     def readiness(self) -> Readiness:
         """Whether a token really went through every stage lately."""
@@ -198,49 +225,159 @@ class Deployment:
         return list(self.driver.recoveries)
 
     def worker_name(self, stage: int) -> str:
-        return self._names[stage]
+        return self.layout.names[stage]
 
     def available(self, stage: int) -> Available:
         """What there is to recover a stage with (`supervisor.Restarter`)."""
-        place = self._places[stage]
-        replica = self._replica_names.get(stage, "")
-        standing = stage in self.driver.peers.replicas and bool(replica) and self.engine.status(replica).alive
+        layout, nodes = self.layout, self.engine.nodes()
+        place, replica = layout.places[stage], layout.replicas.get(stage)
+        standing = replica is not None and stage in self.driver.peers.replicas and self._status(replica.name).alive
+        refill = self._refill(stage)
+        free_bytes = {info.name: info.memory_bytes for info in self.engine.node_infos()}
+        others = nodes_with_room(layout, stage, nodes, free_bytes)
         return Available(
             node=place.node,
-            hot_replica=replica if standing else "",
-            restart_s=max(s.load_s for s in self.stages) + 0.5,
+            node_alive=not place.node or place.node in nodes,
+            hot_replica=(replica.place.node or replica.name) if standing and replica is not None else "",
+            replica_holds_kv=self.driver.peers.mirroring,
+            other_nodes=tuple(n for n in others if place_for(layout, self.engine, n) is not None),
+            replan_layers=split_over(layout, surviving_stages(layout, stage, nodes), free_bytes)[0],
+            fallback=self._fallback is not None and not self.degraded,
+            refill_s=refill.exact_s,
+            replay_s=refill.replay_s,
+            fast_refill_s=refill.fast_s,
+            restart_s=self.start_s,
         )
+
+    def _refill(self, stage: int) -> Refill:
+        rows = [
+            SessionRows(prompt_tokens=len(s.request.prompt), generated_tokens=len(s.generated))
+            for s in list(self.driver.open_sessions.values())
+        ]
+        return refill_times(stage, self.driver.latest_stats, rows)
 
     def replica_promoted(self, stage: int) -> None:
         """The replica takes the stage's place (`supervisor.Restarter`)."""
-        self._names[stage], self._replica_names[stage] = self._replica_names[stage], self._names[stage]
+        self.layout.promote(stage)
 
-    def add_replica(self, stage: int) -> None:
-        """Start a replica of a stage under its current epoch (`supervisor.Restarter`, `launch`)."""
-        config = self._replica_configs[stage]
-        place = self._replica_places[stage]
-        name = self._replica_names[stage]
-        self.engine.stop(name, grace_s=0.0)
-        hello = replace(config.hello, epoch=self.driver.peers.hello.epoch)
-        self.engine.start(worker_spec(name, replace(config, hello=hello), place))
+    def after_promotion(self, stage: int) -> None:
+        """Where replicas are kept, a new one starts where the lost worker was (`supervisor.Restarter`)."""
+        if self.options.recovery.replicate == "none":
+            self.engine.stop(self.layout.replicas.pop(stage).name, grace_s=0.0)
+        else:
+            self.start_replica(stage)
 
-    def add_replicas(self, configs: list[WorkerConfig], places: list[Placement], *, hot: bool) -> None:
-        """Start a replica of every stage; `hot`: they are sent a copy of everything."""
-        self.driver.peers.mirroring = hot
-        self.driver.peers.awaited_replicas = len(configs)
-        for config, place in zip(configs, places, strict=True):
-            self._replica_configs[config.stage] = config
-            self._replica_places[config.stage] = place
-            self._replica_names[config.stage] = f"{worker_name(config.stage)}-replica"
-            self.add_replica(config.stage)
+    def dead_replicas(self) -> list[int]:
+        """Stages whose replica does not live (`supervisor.Restarter`)."""
+        if self.options.recovery.replicate == "none":
+            return []
+        return [stage for stage, replica in self.layout.replicas.items() if not self._status(replica.name).alive]
+
+    def start_replica(self, stage: int) -> None:
+        """Start the replica of a stage under the present epoch; an old one ends."""
+        self.engine.stop(self.layout.replicas[stage].name, grace_s=0.0)
+        self.engine.start(self.layout.spec(stage, self.driver.peers.hello.epoch, replica=True))
+
+    def replicate(self, *, at_launch: bool = False) -> None:
+        """Start a replica of every stage, as the policy wants it; hot ones are sent a copy of everything."""
+        kind, layout = self.options.recovery.replicate, self.layout
+        if kind == "none" or self.degraded:
+            return
+        num_stages = len(layout.names)
+        given = self._replica_places if at_launch else None
+        places = given or [layout.places[(stage + 1) % num_stages] for stage in range(num_stages)]
+        layout.replicas = {stage: Replica(f"{layout.names[stage]}-replica", place) for stage, place in enumerate(places)}
+        self.driver.peers.mirroring = kind == "hot"
+        self.driver.peers.awaited_replicas = num_stages if at_launch else 0
+        for stage in layout.replicas:
+            self.start_replica(stage)
 
     def restart_stage(self, stage: int, epoch: int, node: str) -> None:
         """Start a stage's worker anew (`supervisor.Restarter`)."""
-        config = self._configs[stage]
-        config = replace(config, hello=replace(config.hello, epoch=epoch))
-        place = replace(self._places[stage], node=node)
-        self.engine.stop(self._names[stage], grace_s=0.0)
-        self.engine.start(worker_spec(self._names[stage], config, place))
+        layout = self.layout
+        if node != layout.places[stage].node:
+            place = place_for(layout, self.engine, node)
+            if place is None:
+                raise UsageError(f"no way to reach node '{node}'", where=f"stage {stage}")
+            layout.places[stage] = place
+        self.engine.stop(layout.names[stage], grace_s=0.0)
+        self.engine.start(layout.spec(stage, epoch))
+
+    def rebuild(self, action: RecoveryAction, what: str, timeout_s: float) -> None:
+        """A new split over the survivors, or the fallback model on one of them (`supervisor.Restarter`)."""
+        change = Change(
+            what=what,
+            grade=action.grade,
+            predicted_stall_s=action.predicted_stall_s,
+            beside=False,
+            timeout_s=min(timeout_s, self.options.start_timeout_s),
+        )
+        survivors = surviving_stages(self.layout, action.stage, self.engine.nodes())
+        places = [self.layout.places[stage] for stage in survivors]
+        if action.kind == "fallback":
+            assert self._fallback is not None
+            self._change(self._fallback, fallback_options(self.options), (places or self.layout.places)[:1], change)
+            self.degraded = self._fallback.name
+        else:
+            options = replace(self.options, layers=action.layers, num_stages=len(action.layers))
+            self._change(self.model, options, places, change)
+
+    # -- changing -----------------------------------------------------------------------------------------------
+
+    def relayout(self, layers: tuple[int, ...] = (), placements: list[Placement] | None = None, *, beside: bool = True) -> None:
+        """Another split or other places under load: no request is lost, sessions go on with the same tokens.
+
+        `layers` of each stage (default: as now), `placements` one a stage (default: the present places in turn). With
+        `beside` the old workers serve until the new ones are ready; without, they end first, for machines with memory for
+        one split only. Raises `UsageError` for an impossible split, and what a launch raises; then the old split goes on.
+        """
+        counts = tuple(layers) or self.options.layer_counts(self.model)
+        places = placements or [self.layout.places[stage % len(self.layout.places)] for stage in range(len(counts))]
+        if len(places) != len(counts):
+            raise UsageError(f"{len(places)} places for {len(counts)} stages", where="placements")
+        options = replace(self.options, layers=counts, num_stages=len(counts))
+        change = Change(
+            what=f"new split {'+'.join(map(str, counts))}",
+            predicted_stall_s=self._refill(0).replay_s + (0.0 if beside else self.start_s),
+            beside=beside,
+            timeout_s=options.start_timeout_s,
+        )
+        self._change(self.model, options, places, change)
+
+    def _change(self, model: ModelDescription, options: RunOptions, places: list[Placement], change: Change) -> None:
+        with self.exclusively():
+            relayout(self, model, options, places, change)
+
+    def replace_worker(self, stage: int, placement: Placement | None = None) -> None:
+        """A fresh worker takes over a stage, on another node or the same (an upgrade); only that stage is refilled."""
+        if not 0 <= stage < len(self.layout.names):
+            raise UsageError(f"stage {stage}", where="stage", hint=f"0 to {len(self.layout.names) - 1}")
+        with self.exclusively():
+            move_stage(self, stage, placement or self.layout.places[stage])
+
+    def drain(self, node: str) -> None:
+        """Move every stage away from a node that is to leave; nothing is lost. `UsageError` where there is no other node."""
+        others = [n for n in self.engine.nodes() if n != node and place_for(self.layout, self.engine, n) is not None]
+        mine = [stage for stage, place in enumerate(self.layout.places) if place.node == node]
+        if mine and not others:
+            raise UsageError(f"no other node can take the stages of '{node}'", where="drain", hint="add a node first")
+        for turn, stage in enumerate(mine):
+            self.replace_worker(stage, place_for(self.layout, self.engine, others[turn % len(others)]))
+
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """One change of the split at a time."""
+        if not self._one_change.acquire(blocking=False):
+            raise UsageError("another change of the deployment is under way", where="deployment", hint="try again later")
+        try:
+            yield
+        finally:
+            self._one_change.release()
+
+    def next_generation(self) -> int:
+        """A number for the names of a new split's workers."""
+        self._generation += 1
+        return self._generation
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -254,33 +391,15 @@ class Deployment:
         self._closed.set()
         if self.supervisor is not None:
             self.supervisor.stop()
-        if self._pieces is not None:
-            self._pieces.close()
+        if self.layout.pieces is not None:
+            self.layout.pieces.close()
         self.driver.close()
         self.engine.close()
         self.tokenizer.close()
-        self._context.destroy(linger=0)
+        self.context.destroy(linger=0)
 
     def __enter__(self) -> Deployment:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def worker_name(stage: int) -> str:
-    """The name of a stage's worker within its deployment."""
-    return f"stage-{stage}"
-
-
-def worker_spec(name: str, config: WorkerConfig, place: Placement) -> WorkerSpec:
-    """What an engine needs to start a stage's worker."""
-    return WorkerSpec(name=name, node=place.node, config=config.frame(), device=place.device, prefix=place.prefix)
-
-
-def crash_error(name: str, exit_status: int | None, log_tail: str) -> StageCrashed:
-    """The error for a worker process that ended."""
-    status = exit_status if exit_status is not None else "unknown"
-    how = f"signal {-status}" if isinstance(status, int) and status < 0 else f"status {status}"
-    last = log_tail.strip().splitlines()[-1:] or ["no output"]
-    return StageCrashed(f"the worker {name} ended with {how}: {last[0]}", where=name, exit_status=status, log_tail=log_tail)

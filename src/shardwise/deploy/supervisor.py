@@ -1,6 +1,7 @@
 """Watches a deployment's workers and carries out what `session.recovery.next_action` decides.
 
-    engine statuses, heartbeats, progress of stuck sessions -> Incident -> next_action -> restart / reconnect -> sessions resume
+    engine statuses, heartbeats, progress of stuck sessions -> Incident -> next_action -> promote | reconnect | restart |
+    replan | fallback -> sessions go on
 
 **Promises** a killed worker is noticed within `WATCH_INTERVAL_S`, a silent one within `SILENT_AFTER_S`; one incident is treated
 at a time; what cannot be recovered ends every session with `SessionLost`, within the policy's deadline.
@@ -20,13 +21,16 @@ from shardwise.errors import ReplyTimeout, SessionLost, ShardwiseError
 from shardwise.records import replace
 from shardwise.session.driver import Driver
 from shardwise.session.recovery import Available, Cause, Incident, RecoveryAction, RecoveryPolicy, next_action
-from shardwise.transport.messages import ProgressRequest
+from shardwise.transport.messages import ProgressRequest, StatsRequest
 
 WATCH_INTERVAL_S = 0.05
 LAST_WORD_S = 0.1  # a dying worker's own message may be on its way
 SILENT_AFTER_S = 1.5
 STUCK_AFTER_S = 3.0  # without a token, before the stages are asked where they stand
 STUCK_LOOKS = 3  # looks, one a second, without progress anywhere
+STATS_EVERY_S = 5.0  # while sessions run: the measured times that predictions come from
+REPLICA_LOOK_S = 2.0
+LEAST_PATIENCE_S = 5.0  # for an action, and three times what the last start of a worker took
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +45,31 @@ class Fault:
 class Restarter(Protocol):
     """What the supervisor can have done to the deployment."""
 
+    changing: threading.RLock  # held while workers change places
+    start_s: float  # how long the last start of a worker took
+
     def restart_stage(self, stage: int, epoch: int, node: str) -> None:
         """Start the stage's worker anew with that epoch."""
+        ...
+
+    def rebuild(self, action: RecoveryAction, what: str, timeout_s: float) -> None:
+        """A new split over the survivors (`replan`), or the fallback model; returns when it serves."""
         ...
 
     def replica_promoted(self, stage: int) -> None:
         """The stage's replica takes its place: the names of the two workers change places."""
         ...
 
-    def add_replica(self, stage: int) -> None:
-        """Start a new replica of the stage."""
+    def after_promotion(self, stage: int) -> None:
+        """Start a new replica of the stage, where replicas are kept."""
+        ...
+
+    def dead_replicas(self) -> list[int]:
+        """Stages whose replica should stand by and does not live."""
+        ...
+
+    def start_replica(self, stage: int) -> None:
+        """Start the stage's replica anew."""
         ...
 
     def available(self, stage: int) -> Available:
@@ -71,7 +90,7 @@ class Supervisor:
         self._faults_lock = threading.Lock()
         self._stuck_looks = 0
         self._last_progress: object = None
-        self._next_look_s = 0.0
+        self._next_look_s = self._next_stats_s = self._next_replica_look_s = 0.0
         self.incidents: list[Incident] = []
         self.on_change: Callable[[str], None] = lambda what: None
         driver.on_stage_lost = self._from_driver
@@ -85,16 +104,34 @@ class Supervisor:
 
     def _from_driver(self, stage: int, error: ShardwiseError) -> None:
         """A worker reported a failure of the whole stage, or takes no messages."""
-        with self._faults_lock:
-            self._faults.append(Fault(stage, Cause.CRASHED, error.one_line()))
+        self.report(Fault(stage, Cause.CRASHED, error.one_line()))
 
     # -- watching -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stop.wait(WATCH_INTERVAL_S):
-            fault = self._find_fault()
-            if fault is not None:
-                self._treat(fault)
+            with self._restarter.changing:
+                fault = self._find_fault()
+                if fault is not None:
+                    self._treat(fault)
+                else:
+                    self._look_after(self._clock.now_s())
+
+    def report(self, fault: Fault) -> None:
+        """Something was seen of a stage elsewhere."""
+        with self._faults_lock:
+            self._faults.append(fault)
+
+    def _look_after(self, now_s: float) -> None:
+        """Figures for predictions, and replicas that died."""
+        if now_s >= self._next_stats_s and self._driver.open_sessions:
+            self._next_stats_s = now_s + STATS_EVERY_S
+            self._driver.call(lambda: self._driver.peers.send_all(StatsRequest(sequence=0)))
+        if now_s >= self._next_replica_look_s:
+            self._next_replica_look_s = now_s + REPLICA_LOOK_S
+            for stage in self._restarter.dead_replicas():
+                self.on_change(f"replica of stage {stage} ended: started again")
+                self._restarter.start_replica(stage)
 
     def _find_fault(self) -> Fault | None:
         stages = range(self._driver.num_stages)
@@ -175,8 +212,9 @@ class Supervisor:
                 return
             lost[fault.stage] = replace(incident, tried=(*incident.tried, action.name))
             try:
-                again = self._carry_out(action, f"{fault.cause}: {fault.what}", tuple(lost))
+                again = self.carry_out(action, f"{fault.cause}: {fault.what}", tuple(lost))
             except ShardwiseError as error:
+                self.on_change(f"{action.kind} of stage {fault.stage} failed: {error.one_line()}")
                 again = Fault(fault.stage, fault.cause, error.one_line())
             if again is None:
                 self.incidents += lost.values()
@@ -188,41 +226,61 @@ class Supervisor:
         self._driver.call(lambda: self._driver.fail_all(error))
         self._stop.set()
 
-    def _carry_out(self, action: RecoveryAction, cause: str, stages: tuple[int, ...]) -> Fault | None:
-        """Do it, and wait until every stage is connected again; returns what failed meanwhile."""
-        driver, begun = self._driver, threading.Event()
-        epochs: list[int] = []
-        promote = action.kind == "promote"
-        lost = (action.stage,) if promote else stages if action.kind == "restart" else ()
+    def carry_out(self, action: RecoveryAction, cause: str, stages: tuple[int, ...]) -> Fault | None:
+        """Do it, and wait until every stage is connected again; returns what failed meanwhile. Hold `Restarter.changing`."""
+        started_s = self._clock.now_s()
+        promote, rebuild = action.kind == "promote", action.kind in ("replan", "fallback")
+        lost = (action.stage,) if promote else stages if action.kind == "restart" or rebuild else ()
         with self._faults_lock:
             self._faults.clear()
-
-        def begin() -> None:
-            what = f"{action.kind} of stage {action.stage}"
-            if promote:
-                self._restarter.replica_promoted(action.stage)
-            epochs.append(driver.begin_recovery(cause, what, lost, action.grade, promote=promote))
-            begun.set()
-
-        driver.call(begin)
-        if not begun.wait(5.0):
-            raise ReplyTimeout("the session driver does not answer", where="recovery")
+        what = action.kind if rebuild else f"{action.kind} of stage {action.stage}"
+        epoch = self._begin(action, cause, what, lost)
+        if rebuild:
+            self._restarter.rebuild(action, what, self._policy.deadline_s)
+            return None
         for stage in () if promote else lost:
-            self._restarter.restart_stage(stage, epochs[0], action.node if stage == action.stage else "")
-        fault = self._wait_connected(lost)
-        if promote and fault is None:
-            self._restarter.add_replica(action.stage)
+            self._restarter.restart_stage(stage, epoch, action.node if stage == action.stage else "")
+        fault = self._wait_connected(lost, action)
+        if fault is None and promote:
+            self._restarter.after_promotion(action.stage)
+        elif fault is None and lost:
+            self._restarter.start_s = self._clock.now_s() - started_s
         return fault
 
-    def _wait_connected(self, lost: tuple[int, ...]) -> Fault | None:
+    def _begin(self, action: RecoveryAction, cause: str, what: str, lost: tuple[int, ...]) -> int:
+        """Sessions are held and lost stages fenced; returns the new epoch."""
+        epochs: list[int] = []
+        begun, promote = threading.Event(), action.kind == "promote"
+
+        def begin() -> None:
+            if promote:
+                self._restarter.replica_promoted(action.stage)
+            epochs.append(
+                self._driver.begin_recovery(
+                    cause, what, lost, action.grade, promote=promote, predicted_stall_s=action.predicted_stall_s
+                )
+            )
+            begun.set()
+
+        self._driver.call(begin)
+        if not begun.wait(5.0):
+            raise ReplyTimeout("the session driver does not answer", where="recovery")
+        return epochs[0]
+
+    def _wait_connected(self, lost: tuple[int, ...], action: RecoveryAction) -> Fault | None:
+        """Bounded by what the action should take: where a machine is cut off, something else must be tried in time."""
         others = [stage for stage in range(self._driver.num_stages) if stage not in lost]
-        end_s = self._clock.now_s() + self._policy.deadline_s
+        limit_s = min(self._policy.deadline_s, LEAST_PATIENCE_S + 3 * self._restarter.start_s)
+        end_s, moved = self._clock.now_s() + limit_s, 0
         while not self._driver.connected:
             if self._stop.wait(0.005):
                 return None
             fault = self._find_ended(range(self._driver.num_stages)) or self._find_silent(others)
             if fault is not None:
                 return fault
-            if self._clock.now_s() > end_s:
-                raise ReplyTimeout("the stages did not connect again", where=f"stages {lost}")
+            now_s = self._clock.now_s()
+            if (bytes_so_far := sum(p.done_bytes for p in list(self._driver.preparing.values()))) != moved:
+                moved, end_s = bytes_so_far, now_s + limit_s  # a slice is on its way
+            if now_s > end_s:
+                raise ReplyTimeout(f"the stages did not connect again within {limit_s:.0f} s", where=action.name)
         return None

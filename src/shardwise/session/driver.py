@@ -26,10 +26,14 @@ from shardwise.errors import (
     NetworkError,
     QueueFull,
     ReplyTimeout,
+    SessionLost,
     ShardwiseError,
     UsageError,
     from_record,
 )
+from shardwise.session.clock_offsets import ClockOffsets
+from shardwise.session.handle import SessionHandle
+from shardwise.session.incoming import Incoming
 from shardwise.session.journal import Ended, Generated, Journal, Opened, Unfinished
 from shardwise.session.peers import DriverSettings, Peers
 from shardwise.session.request import GenerationRequest, Readiness, Recovery
@@ -59,25 +63,6 @@ IDLE_WAIT_S = 0.25
 REFILL_IMPOSSIBLE = "refill impossible"  # `Failure.where` of a stage that has not kept enough rows
 
 
-class SessionHandle:
-    """What `submit` returns."""
-
-    def __init__(self, driver: Driver, session: Session) -> None:
-        self._driver, self._session = driver, session
-
-    @property
-    def number(self) -> int:
-        return self._session.number
-
-    @property
-    def session(self) -> Session:
-        return self._session
-
-    def cancel(self) -> None:
-        """End the session; its KV is freed on every stage. Harmless after the end."""
-        self._driver.call(lambda: self._driver.end(self._session, cancelled=True))
-
-
 class Driver:
     """See the module."""
 
@@ -93,11 +78,10 @@ class Driver:
         self.settings, self.tokenizer = settings, tokenizer
         self.clock = clock or SystemClock()
         self.peers = Peers(settings, keys, context)
-        self.address = self.peers.address
         self.journal = journal
         self.open_sessions: dict[int, Session] = {}
         self.waiting: deque[Session] = deque()
-        self.clock_offset_s: dict[int, float] = {}  # stage -> its clock minus ours
+        self.offsets = ClockOffsets()
         self.last_token_s: float | None = None
         self.failure: ShardwiseError | None = None
         self.num_stages = settings.num_stages
@@ -108,8 +92,9 @@ class Driver:
         self.preparing: dict[int, Preparing] = {}  # stage -> how far it is with fetching or verifying its slice
         self.recoveries: list[Recovery] = []
         self.recovering = ""  # what is being done about a fault; sessions are held meanwhile
-        self._grade = "exact"
-        self._best_trip_s: dict[int, float] = {}
+        self.incoming: Incoming | None = None  # the stages of a new split, until they take over
+        self.latest_stats: dict[int, Stats] = {}
+        self._grade, self._predicted_stall_s = "exact", 0.0
         self._connected: set[int] = set()
         self._stats: dict[int, dict[int, Stats]] = {}
         self._changed = threading.Condition()
@@ -180,8 +165,13 @@ class Driver:
 
     @property
     def clock_error_s(self) -> dict[int, float]:
-        """Stage -> how far its estimated clock offset can be off: half the shortest round trip."""
-        return {stage: trip_s / 2 for stage, trip_s in self._best_trip_s.items()}
+        """Stage -> how far its estimated clock offset can be off."""
+        return self.offsets.error_s
+
+    @property
+    def clock_offset_s(self) -> dict[int, float]:
+        """Stage -> its clock minus ours."""
+        return self.offsets.offset_s
 
     def wait_changed(self, timeout_s: float) -> None:
         """Return when a message has been handled, or after `timeout_s`."""
@@ -245,11 +235,15 @@ class Driver:
                 self.fail_all(refusal)
             while (envelope := self.peers.receive()) is not None:
                 self._handle(envelope)
+            if self.incoming is not None and self.incoming.serve():
+                with self._changed:
+                    self._changed.notify_all()
             self.looked_s = self.clock.now_s()
             if self.connected and self.settings.probe_interval_s and self.clock.now_s() >= next_probe_s:
                 next_probe_s = self.clock.now_s() + self.settings.probe_interval_s
                 self._probe()
         self._wake_in.close(linger=0)
+        self.drop_incoming()
         self.peers.close()
         if self.journal is not None:
             self.journal.close()
@@ -276,6 +270,8 @@ class Driver:
             case Pong():
                 self._on_pong(message)
             case Stats():
+                if message.decode.n or message.stage not in self.latest_stats:
+                    self.latest_stats[message.stage] = message
                 if message.sequence in self._stats:
                     self._stats[message.sequence][message.stage] = message
             case Failure():
@@ -319,9 +315,18 @@ class Driver:
 
     # -- recovery -----------------------------------------------------------------------------------------------
 
-    def begin_recovery(self, cause: str, what: str, lost: tuple[int, ...], grade: str = "exact", *, promote: bool = False) -> int:
+    def begin_recovery(
+        self,
+        cause: str,
+        what: str,
+        lost: tuple[int, ...],
+        grade: str = "exact",
+        *,
+        promote: bool = False,
+        predicted_stall_s: float = 0.0,
+    ) -> int:
         """Hold all sessions and fence the lost stages under a new epoch, which is returned. Driver's thread."""
-        self.recovering, self._grade = what, grade
+        self.recovering, self._grade, self._predicted_stall_s = what, grade, predicted_stall_s
         for session in self.open_sessions.values():
             if cause:
                 session.interrupt(cause)
@@ -341,13 +346,56 @@ class Driver:
             self.peers.connect_ring()
         return self.peers.hello.epoch
 
-    def _resume_sessions(self) -> None:
-        """Every stage stands again: let the sessions go on where the driver's tokens end."""
+    def _resume_sessions(self, *, replay: bool = False) -> None:
+        """Every stage stands again: let the sessions go on where the driver's tokens end. `replay`: no stage knows them."""
         what, self.recovering = self.recovering, ""
         for session in list(self.open_sessions.values()):
             session.epoch += 1
-            session.resumed(what, self._grade)
-            self._send_open(session, resume=self._grade == "exact")
+            session.resumed(what, self._grade, self._predicted_stall_s)
+            self._send_open(session, resume=self._grade != "fast" and not replay)
+
+    def expect(self, peers: Peers) -> Incoming:
+        """Let the workers of a new split come up; its sockets belong to the driver's thread from now on."""
+        incoming = Incoming(peers, self.clock)
+
+        def begin() -> None:
+            self.peers.watch(peers.inbox.socket)
+            self.incoming = incoming
+
+        self.call(begin)
+        return incoming
+
+    def drop_incoming(self) -> None:
+        """The new split is not wanted any more. Driver's thread."""
+        if self.incoming is not None:
+            self.peers.unwatch(self.incoming.peers.inbox.socket)
+            self.incoming.peers.send_all(Shutdown())
+            self.incoming.peers.close()
+            self.incoming = None
+
+    def switch(self, what: str, grade: str, predicted_stall_s: float) -> None:
+        """The new split takes over: the old workers end, every session is replayed on the new ones. Driver's thread."""
+        incoming = self.incoming
+        if incoming is None or not incoming.complete:
+            raise SessionLost("the new split is not ready", where="switch")
+        for session in self.open_sessions.values():
+            session.interrupt(what)
+        old, self.peers, self.incoming = self.peers, incoming.peers, None
+        self.peers.succeed(old)
+        self.peers.watch(self._wake_in)
+        old.send_all(Shutdown())
+        old.close()
+        self.settings, self.num_stages = self.peers.settings, self.peers.num_stages
+        self.heard_s = dict.fromkeys(range(self.num_stages), self.clock.now_s())
+        self._connected = set(incoming.connected)
+        self.progress, self.preparing, self.latest_stats, self.offsets = {}, {}, {}, ClockOffsets()
+        for stage in range(self.num_stages):
+            self.peers.send(stage, Ping(sequence=0, sent_s=self.clock.now_s()))
+        self.recovering, self._grade, self._predicted_stall_s = self.recovering or what, grade, predicted_stall_s
+        for session in self.open_sessions.values():
+            self._journal_opening(session)
+        self._resume_sessions(replay=True)
+        self._open_waiting()
 
     def _send_open(self, session: Session, *, resume: bool) -> None:
         try:
@@ -356,23 +404,23 @@ class Driver:
             self._stage_lost(0, error)
 
     def _on_pong(self, pong: Pong) -> None:
-        """Clock offset by the shortest of several round trips (Cristian's algorithm)."""
         now_s = self.clock.now_s()
-        trip_s = now_s - pong.sent_s
-        if trip_s < self._best_trip_s.get(pong.stage, float("inf")):
-            self._best_trip_s[pong.stage] = trip_s
-            self.clock_offset_s[pong.stage] = pong.now_s - (pong.sent_s + now_s) / 2
-        if pong.sequence < 8:
+        if self.offsets.take(pong, now_s):
             self.peers.send(pong.stage, Ping(sequence=pong.sequence + 1, sent_s=now_s))
 
     def _admit(self, session: Session, *, journalled: bool = True) -> None:
-        if self.journal is not None and journalled:
-            self.journal.append(Opened(session=session.number, request=session.request, manifest_digest=self.manifest_digest))
-            for index, token in enumerate(session.generated):
-                self.journal.append(Generated(session=session.number, position=len(session.request.prompt) + index, token=token))
-            session.journalled = True
+        session.journalled = self.journal is not None and journalled
+        self._journal_opening(session)
         self.waiting.append(session)
         self._open_waiting()
+
+    def _journal_opening(self, session: Session) -> None:
+        """The session with all its tokens, under the manifest that serves it now."""
+        if self.journal is None or not session.journalled:
+            return
+        self.journal.append(Opened(session=session.number, request=session.request, manifest_digest=self.manifest_digest))
+        for index, token in enumerate(session.generated):
+            self.journal.append(Generated(session=session.number, position=len(session.request.prompt) + index, token=token))
 
     def _open_waiting(self) -> None:
         while self.waiting and self.connected and not self.recovering and len(self.open_sessions) < self.settings.max_sessions:

@@ -30,11 +30,19 @@ class DriverSettings(Record):
 class Peers:
     """All sockets of the driver. Belongs to the driver's thread, but for `allow`."""
 
-    def __init__(self, settings: DriverSettings, keys: NodeKeys | None, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._settings, self._keys, self._context = settings, keys, context
+    def __init__(
+        self,
+        settings: DriverSettings,
+        keys: NodeKeys | None,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        beside: Peers | None = None,
+    ) -> None:
+        """`beside`: the sockets that serve now and will be succeeded; a context has one authenticator, which they share."""
+        self.settings, self._keys, self._context = settings, keys, context
         self.hello = settings.hello
-        self.allowed = AllowList()
-        self._authenticator = Authenticator(context, self.allowed) if keys is not None else None
+        self.allowed: AllowList = AllowList() if beside is None else beside.allowed
+        self._authenticator = Authenticator(context, self.allowed) if keys is not None and beside is None else None
         self.inbox = Inbox(context, settings.listen, self.hello, keys, self.allowed if keys is not None else None)
         self._outboxes: dict[int, Outbox] = {}
         self.num_stages = settings.num_stages
@@ -48,12 +56,23 @@ class Peers:
 
     @property
     def address(self) -> str:
-        host = self._settings.advertise_host
+        host = self.settings.advertise_host
         return f"tcp://{host}:{self.inbox.address.rsplit(':', 1)[1]}" if host else self.inbox.address
 
     def watch(self, socket: zmq.Socket[bytes]) -> None:
         """Let `wait` return for this socket too."""
         self._poller.register(socket, zmq.POLLIN)
+
+    def unwatch(self, socket: zmq.Socket[bytes]) -> None:
+        """No more."""
+        self._poller.unregister(socket)
+
+    def succeed(self, old: Peers) -> None:
+        """Take over what both shared; the old ones may be closed afterwards."""
+        self._authenticator, old._authenticator = old._authenticator, None
+        for ready in (*old.ready.values(), *old.replicas.values()):
+            if ready.public_key:
+                self.allowed.remove(ready.public_key)
 
     def wait(self, timeout_s: float) -> None:
         """Return as soon as anything can be received."""

@@ -4,7 +4,7 @@
 
 The order is by predicted stall, cheapest first, and every action is tried once an incident:
 
-1. promote      a hot replica holds the stage's KV up to its last checkpoint          (hot)
+1. promote      a replica stands by: a hot one holds the stage's KV, a standby one is refilled
 2. reconnect    the processes live, only the path between two of them is stuck
 3. restart      the same node, or another one that has the slice; its neighbour refills it
 4. replan       a new split over the survivors; sessions are replayed
@@ -32,6 +32,11 @@ class Cause(StrEnum):
     REFUSED = "refused"  # incompatible after a restart
 
 
+# Seconds until a fault is seen, and until connections are made anew: parts of every predicted stall.
+DETECTION_S = {Cause.CRASHED: 0.2, Cause.SILENT: 1.7, Cause.STUCK: 6.0, Cause.CORRUPT: 0.2, Cause.REFUSED: 0.2}
+RECONNECTION_S = 0.2
+
+
 class RecoveryPolicy(Record):
     """What a deployment may do about faults."""
 
@@ -57,11 +62,13 @@ class Available(Record):
 
     node: str = ""  # where the lost stage ran
     node_alive: bool = True  # that machine answers
-    hot_replica: str = ""  # node of a replica with KV
+    hot_replica: str = ""  # node of a replica that stands by
+    replica_holds_kv: bool = True  # hot: it has computed everything; False (standby): it is refilled first
     other_nodes: tuple[str, ...] = ()  # that have the slice and the memory, best first
     replan_layers: tuple[int, ...] = ()  # a feasible split over the survivors
     fallback: bool = False
     refill_s: float = 0.0  # predicted: exact refill of the lost stage
+    replay_s: float = 0.0  # predicted: exact replay through all stages of a new split
     fast_refill_s: float = 0.0
     restart_s: float = 1.0  # predicted: process start and load
 
@@ -97,36 +104,39 @@ def next_action(incident: Incident, policy: RecoveryPolicy, available: Available
         return _give_up(incident, "the policy forbids recovery")
     if incident.elapsed_s > policy.deadline_s:
         return _give_up(incident, f"not recovered within {policy.deadline_s:g} s")
-    grade = choose_grade(policy, available)
-    refill_s = available.refill_s if grade == "exact" else available.fast_refill_s
-    for action in _candidates(incident, available, grade, refill_s):
+    for action in _candidates(incident, available, choose_grade(policy, available)):
         if action.name not in incident.tried:
             return action
     return _give_up(incident, "nothing is left to try")
 
 
-def _candidates(incident: Incident, available: Available, grade: str, refill_s: float) -> list[RecoveryAction]:
+def _candidates(incident: Incident, available: Available, grade: str) -> list[RecoveryAction]:
     stage = incident.stage
+    seen_s = DETECTION_S[incident.cause] + RECONNECTION_S
+    refill_s = available.refill_s if grade == "exact" else available.fast_refill_s
     out: list[RecoveryAction] = []
-    if available.hot_replica:
-        out.append(RecoveryAction(kind="promote", stage=stage, node=available.hot_replica, predicted_stall_s=0.5))
-    if incident.cause is Cause.STUCK:
-        out.append(RecoveryAction(kind="reconnect", stage=stage, predicted_stall_s=0.2))
-    restart_s = available.restart_s + refill_s
-    if available.node_alive:
-        out.append(RecoveryAction(kind="restart", stage=stage, node=available.node, grade=grade, predicted_stall_s=restart_s))
-    out += [
-        RecoveryAction(kind="restart", stage=stage, node=node, grade=grade, predicted_stall_s=restart_s)
-        for node in available.other_nodes
-        if node != available.node
-    ]
-    if available.replan_layers:
-        replay_s = available.restart_s + 2 * refill_s
+
+    def add(kind: str, stall_s: float, *, node: str = "", grade: str = "exact", layers: tuple[int, ...] = ()) -> None:
         out.append(
-            RecoveryAction(kind="replan", stage=stage, grade=grade, layers=available.replan_layers, predicted_stall_s=replay_s)
+            RecoveryAction(kind=kind, stage=stage, node=node, grade=grade, layers=layers, predicted_stall_s=seen_s + stall_s)
         )
+
+    if available.hot_replica and available.replica_holds_kv:
+        add("promote", 0.0, node=available.hot_replica)
+    elif available.hot_replica:
+        add("promote", refill_s, node=available.hot_replica, grade=grade)
+    if incident.cause is Cause.STUCK:
+        add("reconnect", 0.0)
+    if available.node_alive:
+        add("restart", available.restart_s + refill_s, node=available.node, grade=grade)
+    for node in available.other_nodes:
+        if node != available.node:
+            add("restart", available.restart_s + refill_s, node=node, grade=grade)
+    if available.replan_layers:
+        replay_s = available.replay_s if grade == "exact" else available.fast_refill_s
+        add("replan", available.restart_s + replay_s, grade=grade, layers=available.replan_layers)
     if available.fallback:
-        out.append(RecoveryAction(kind="fallback", stage=stage, grade="fallback", predicted_stall_s=available.restart_s))
+        add("fallback", available.restart_s + available.fast_refill_s, grade="fallback")
     return out
 
 

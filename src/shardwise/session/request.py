@@ -52,4 +52,5 @@ class Recovery(Record):
     cause: str
     action: str
     stall_s: float
-    grade: str = "exact"  # exact | fast
+    grade: str = "exact"  # exact | fast | fallback (another model goes on with the sentence)
+    predicted_stall_s: float = 0.0

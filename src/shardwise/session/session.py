@@ -25,6 +25,7 @@ class Interruption(Record):
     at_token: int
     action: str = ""
     grade: str = "exact"
+    predicted_stall_s: float = 0.0
 
 
 class Session:
@@ -74,10 +75,10 @@ class Session:
         if self._interrupted is None:
             self._interrupted = Interruption(cause=cause, since_s=self.last_event_s, at_token=len(self.generated))
 
-    def resumed(self, action: str, grade: str) -> None:
+    def resumed(self, action: str, grade: str, predicted_stall_s: float) -> None:
         """It was opened again by `action`; the next token ends the stall."""
         if self._interrupted is not None:
-            self._interrupted = replace(self._interrupted, action=action, grade=grade)
+            self._interrupted = replace(self._interrupted, action=action, grade=grade, predicted_stall_s=predicted_stall_s)
 
     def _end_stall(self, now_s: float) -> None:
         stall = self._interrupted
@@ -90,6 +91,7 @@ class Session:
                     action=stall.action,
                     stall_s=now_s - stall.since_s,
                     grade=stall.grade,
+                    predicted_stall_s=stall.predicted_stall_s,
                 )
             )
 

@@ -1,0 +1,49 @@
+"""Which places can take over what a lost stage did: nodes with memory for it, and a new split over the places that are left.
+
+Memory is what the engine says may still be reserved; 0 means unknown, and is taken as enough. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardwise.deploy.memory import stage_bytes
+from shardwise.deploy.options import Placement
+from shardwise.deploy.workers import Layout
+from shardwise.errors import ShardwiseError
+from shardwise.model.even_split import even_split
+
+
+def surviving_stages(layout: Layout, lost: int, nodes: Sequence[str]) -> list[int]:
+    """The other stages, as far as their nodes are up."""
+    return [i for i, place in enumerate(layout.places) if i != lost and (not place.node or place.node in nodes)]
+
+
+def nodes_with_room(layout: Layout, stage: int, nodes: Sequence[str], free_bytes: Mapping[str, int]) -> list[str]:
+    """Other nodes that can hold the stage, those with most room first."""
+    needed = _bytes(layout, layout.manifest.layers[stage])
+    fits = [n for n in nodes if n != layout.places[stage].node and (not free_bytes.get(n) or free_bytes[n] >= needed)]
+    return sorted(fits, key=lambda n: -free_bytes.get(n, 0))
+
+
+def split_over(
+    layout: Layout, survivors: Sequence[int], free_bytes: Mapping[str, int]
+) -> tuple[tuple[int, ...], list[Placement]]:
+    """Layers and places of a new split over the survivors, whose present stages end; empty where it does not fit."""
+    if not survivors:
+        return (), []
+    try:
+        counts = even_split(layout.model, len(survivors))
+    except ShardwiseError:  # the architecture cannot be cut into so many
+        return (), []
+    places, start = [layout.places[stage] for stage in survivors], 0
+    for count, stage, place in zip(counts, survivors, places, strict=True):
+        room = free_bytes.get(place.node, 0)
+        if room and _bytes(layout, (start, start + count)) > room + _bytes(layout, layout.manifest.layers[stage]):
+            return (), []
+        start += count
+    return counts, places
+
+
+def _bytes(layout: Layout, layers: tuple[int, int]) -> int:
+    return stage_bytes(layout.model, layers[0], layers[1], layout.options)
