@@ -125,7 +125,7 @@ def test_top_as_a_command(server: Running) -> None:
 
 def test_top_says_when_the_server_goes_away(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = top.fetch_picture(server.url)
-    answers = iter([picture, ConnectFailed("gone"), picture])
+    answers = iter([picture, picture, ConnectFailed("gone")])
 
     def fetch(url: str, key: str = "", *, timeout_s: float = 10.0) -> dict[str, object]:
         answer = next(answers)

@@ -40,7 +40,7 @@ def described(server: Running) -> Any:
 def test_answers_are_as_described(described: Any, method: str, path: str) -> None:
     operation = described[path][method]
 
-    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
     @given(case=operation.as_strategy())
     def check(case: schemathesis.Case) -> None:
         if path in LIMITS and isinstance(case.body, dict):
