@@ -82,6 +82,7 @@ class BruteForce:
             )
             self.places.append((node.name, bare.all_devices()[0]))
         self.cache: dict[object, float] = {}
+        self.sizes: dict[tuple[int, int], float] = {}
 
     def arrangements(self) -> Iterator[tuple[tuple[int, int, int], ...]]:
         layers = self.model.num_layers
@@ -92,6 +93,11 @@ class BruteForce:
                     yield tuple((u, edges[i], edges[i + 1]) for i, u in enumerate(order))
 
     def bytes_of(self, start: int, end: int) -> float:
+        if (start, end) not in self.sizes:
+            self.sizes[start, end] = self._bytes_of(start, end)
+        return self.sizes[start, end]
+
+    def _bytes_of(self, start: int, end: int) -> float:
         work, model = self.work, self.model
         positions = math.ceil(work.reserved_tokens / 256) * 256
         kv = sum(model.layers[i].kv.elements_per_token() * 2 * positions for i in range(start, end)) * work.num_users

@@ -13,7 +13,7 @@ from shardwise.planner.search_dp import Budget
 from shardwise.planner.search_pareto import search_forms
 from tests.planner.instances import BruteForce, random_request
 
-INSTANCES = {"latency": 1000, "bottleneck": 1000, "throughput": 300, "weighted": 200, "fit": 200}
+INSTANCES = {"latency": 1000, "bottleneck": 1000, "throughput": 200, "weighted": 150, "fit": 150}
 
 
 @pytest.mark.parametrize("kind", INSTANCES)

@@ -41,6 +41,7 @@ class Situation:
     cost: CostModel
     chosen: Plan | None
     smaller: list[ModelDescription]
+    broken: tuple[str, ...] = ()  # the limits that the plan does not keep; then it is the best plan without limits
 
     @property
     def feasible(self) -> bool:

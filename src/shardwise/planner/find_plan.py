@@ -27,6 +27,7 @@ from shardwise.planner.types import (
     RUNNABLE_STRATEGIES,
     Advice,
     Alternative,
+    Limits,
     Plan,
     PlanRequest,
     Prediction,
@@ -69,10 +70,24 @@ def consult(
     try:
         plan = find_plan(request, costs, smaller=options)
     except NoFeasiblePlanError:
-        model = CostModel(request, costs)
-        return None, advice_for(Situation(model, None, options)), rejections(model)
+        return _without_plan(request, options, costs)
     assert plan.advice is not None
     return plan, plan.advice, plan.rejections
+
+
+def _without_plan(
+    request: PlanRequest, smaller: list[ModelDescription], costs: RuntimeCosts
+) -> tuple[None, Advice, tuple[Rejection, ...]]:
+    """Advice when nothing fits, or when the limits forbid what would."""
+    model = CostModel(request, costs)
+    loose = Limits(memory_fraction=request.limits.memory_fraction)
+    try:
+        plan = find_plan(replace(request, limits=loose), costs)
+    except NoFeasiblePlanError:
+        return None, advice_for(Situation(model, None, smaller)), rejections(model)
+    assert plan.predicted is not None
+    broken = tuple(limit_reasons(request.limits, plan.predicted, plan)) or ("no plan keeps to them",)
+    return None, advice_for(Situation(model, plan, smaller, broken)), rejections(model)
 
 
 def advise(request: PlanRequest, smaller: Smaller = (), costs: RuntimeCosts = DEFAULT_COSTS) -> Advice:

@@ -17,7 +17,6 @@ from shardwise.planner.search_dp import Budget
 from shardwise.planner.types import StageAssignment
 
 SMALL_POOL = 6
-_MAX_REPLICAS_SMALL = 3
 
 
 def replica_limit(model: CostModel) -> int:
@@ -35,8 +34,8 @@ def best_replicas(model: CostModel, budget: Budget) -> Candidate | None:
         return None
     if len(model.units) > SMALL_POOL:
         return pack_pipelines(model, limit)
-    found = [_divide(model, count, budget) for count in range(2, min(limit, _MAX_REPLICAS_SMALL) + 1)]
-    if limit <= _MAX_REPLICAS_SMALL and model.workload.num_users % limit == 0:
+    found = [_divide(model, count, budget) for count in range(2, limit + 1)]
+    if all(model.workload.num_users % count == 0 for count in range(2, limit + 1)):
         found = [dataclasses.replace(c, bound=c.value) if c is not None else None for c in found]
     return min((c for c in found if c is not None), key=lambda c: c.value, default=None)
 

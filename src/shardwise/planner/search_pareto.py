@@ -186,4 +186,4 @@ def search_forms(problems: Sequence[Problem], *, budget: Budget) -> tuple[int, S
         bounds.append(found.bound)
         if found.stages and found.value < best.value:
             best, at = found, index
-    return at, dataclasses.replace(best, bound=min(best.value, *bounds))
+    return at, dataclasses.replace(best, bound=min([best.value, *bounds]))
