@@ -77,12 +77,12 @@ def save(rank: int, world: int, *, folder: str, shares: list[float] | None, full
     return {}
 
 
-def load(rank: int, world: int, *, folder: str, shares: list[float] | None) -> dict[str, Any]:
+def load(rank: int, world: int, *, folder: str, shares: list[float] | None, mapped: bool = False) -> dict[str, Any]:
     """Load at another number of ranks; the gathered weights are those of the original, bit for bit."""
     model = empty_model(Stack)
     assert model.blocks[0].down.weight.is_meta
     assert not model.positions.is_meta
-    load_sharded(model, folder, TensorParallelConfig(tp_degree=world, shares=shares), PACKED_PLAN)
+    load_sharded(model, folder, TensorParallelConfig(tp_degree=world, shares=shares), PACKED_PLAN, mapped=mapped)
     full, original = gather(model), build()
     ids = torch.arange(12).view(2, 6)
     with torch.no_grad():

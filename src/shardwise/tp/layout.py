@@ -153,8 +153,12 @@ class ShardLayout:
             return full.clone(memory_format=torch.contiguous_format)
         return self.read(lambda dim, start, stop: full.narrow(dim, start, stop - start), rank, full.dtype, full.device)
 
-    def read(self, reader: Reader, rank: int, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
-        """This rank's part, piece by piece: each piece is read, then cast, so one piece is all that is held beside the result."""
+    def read(self, reader: Reader, rank: int, dtype: torch.dtype, device: Any = "cpu", *, mapped: bool = False) -> torch.Tensor:
+        """This rank's part, piece by piece: each piece is read, then cast, so one piece is all that is held beside the result.
+
+        mapped: what is one contiguous run of the right type is given as the reader gave it (a view of a mapped file)."""
+        if mapped and (whole := self._as_read(reader, rank)) is not None and whole.dtype == dtype and whole.is_contiguous():
+            return whole.to(device)
         out = torch.empty(self.local_shape(rank), dtype=dtype, device=device)
         if self.dim is None or self.partition is None:
             out.copy_(reader(0, 0, self.shape[0] if self.shape else 1))
@@ -168,6 +172,14 @@ class ShardLayout:
                 window.copy_(reader(self.dim, start, start + length))
             position += length
         return out
+
+    def _as_read(self, reader: Reader, rank: int) -> torch.Tensor | None:
+        if self.dim is None or self.partition is None:
+            return reader(0, 0, self.shape[0]) if self.shape else None
+        pieces = self.partition.parts[rank]
+        if len(pieces) != 1 or pieces[0].start == ZEROS or self.dim != 0:
+            return None
+        return reader(0, pieces[0].start, pieces[0].start + pieces[0].length)
 
     def put(self, full: torch.Tensor, local: torch.Tensor, rank: int) -> None:
         """Write a rank's local tensor into the full one. Copies of an index are equal by contract; the last writer wins."""

@@ -10,6 +10,7 @@ Fails when: the source lacks a tensor (named) or has another shape, plus whateve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,10 +61,13 @@ def load_sharded(
     dtype: torch.dtype | None = None,
     rename: Callable[[str], str] | None = None,
     strict: bool | None = None,
+    mapped: bool = False,
 ) -> nn.Module:
     """Split `model` (on meta, see `empty_model`) and fill it with this rank's slices; every rank calls this.
 
-    dtype: cast floating-point tensors to it; None keeps the type of the file. rename: parameter name -> name in the files."""
+    dtype: cast floating-point tensors to it; None keeps the type of the file. rename: parameter name -> name in the files.
+    mapped: leave runs of whole rows in the mapped file instead of copying them: less memory that cannot be dropped, but the
+    files must stay as they are while the model lives, and the first steps read from disk."""
     comm = config.collectives()
     resolved, weights = None, None
     facts = Facts(None)
@@ -81,7 +85,7 @@ def load_sharded(
     assert resolved is not None  # agree() raised otherwise
     assert weights is not None
     device = config.target_device(comm.rank) or torch.device("cpu")
-    tensors = _read_all(model, weights, resolved, wanted, comm.rank, dtype, device)
+    tensors = _read_all(model, weights, resolved, wanted, comm.rank, dtype, device, mapped)
     bind(model, resolved, context_for(config, comm, resolved), tensors)
     return model
 
@@ -129,6 +133,7 @@ def _read_all(
     rank: int,
     dtype: torch.dtype | None,
     device: torch.device,
+    mapped: bool,
 ) -> dict[str, torch.Tensor]:
     """This rank's tensors by full name."""
     out: dict[str, torch.Tensor] = {}
@@ -142,20 +147,7 @@ def _read_all(
             stored = wanted[name]
             own = source.dtype(stored)
             target = dtype if dtype is not None and own.is_floating_point else own
-            done[id(tensor)] = _read_one(source, stored, resolved, name, tuple(tensor.shape), rank, target, device)
+            layout = resolved.layout_of(name, tensor.shape)
+            done[id(tensor)] = layout.read(partial(source.read, stored), rank, target, device, mapped=mapped)
         out[name] = done[id(tensor)]
     return out
-
-
-def _read_one(
-    source: WeightSource,
-    stored: str,
-    resolved: ResolvedPlan,
-    name: str,
-    shape: tuple[int, ...],
-    rank: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    layout = resolved.layout_of(name, shape)
-    return layout.read(lambda dim, start, stop: source.read(stored, dim, start, stop), rank, dtype, device)
