@@ -19,13 +19,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shardwise.model import sample_path
+from shardwise.model import describe_gguf, sample_path
 from shardwise.shards.manifest import ManifestSettings
 from shardwise.shards.packing import make_manifest, pack_model
 from shardwise.shards.verify import verify_dir
 
 SETTINGS = ManifestSettings(protocol_version=1)
-COUNTS = [10, 12, 8]
 
 
 def run(*command: str) -> None:
@@ -44,6 +43,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     model: Path = arguments.model
+    num_layers = describe_gguf(model).num_layers
+    counts = [num_layers // 3, num_layers // 3, num_layers - 2 * (num_layers // 3)]
     rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
@@ -52,8 +53,8 @@ def main() -> None:
             shutil.rmtree(out, ignore_errors=True)
             spent = {
                 "sha256sum": size / timed(lambda: run("sha256sum", str(model))),
-                "hash_only": size / timed(lambda: make_manifest(model, COUNTS, SETTINGS)),
-                "pack": size / timed(lambda: pack_model(model, COUNTS, out, SETTINGS)),
+                "hash_only": size / timed(lambda: make_manifest(model, counts, SETTINGS)),
+                "pack": size / timed(lambda: pack_model(model, counts, out, SETTINGS)),
             }
             written = sum(path.stat().st_size for path in out.glob("*.gguf"))
             spent["verify"] = written / timed(lambda: verify_dir(out))
