@@ -17,6 +17,7 @@ from shardwise.cluster.state import StateDir
 from tests.cluster.waiting import is_gone
 
 COMMAND_TIMEOUT_S = 150
+PORTS = {"desk": 17700, "nas": 17800, "pi": 17900}  # of hosts that share one address
 
 
 class Hosts:

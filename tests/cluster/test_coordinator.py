@@ -101,6 +101,8 @@ def test_the_life_of_a_node(desk: Desk) -> None:
     answer = desk.beat(nas)
     assert answer.state is NodeState.READY
     desk.wait(2)
+    assert desk.states() == {"desk": "ready", "nas": "ready"}
+    desk.wait(1)
     assert desk.states() == {"desk": "ready", "nas": "suspect"}
     assert desk.beat(nas, incarnation=answer.incarnation).state is NodeState.READY
     assert desk.beat(nas, incarnation=answer.incarnation, raylet=False).state is NodeState.JOINING

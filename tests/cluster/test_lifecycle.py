@@ -5,38 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import stat
-from collections.abc import Iterator
 
 import pytest
 
 from shardwise.cluster import lifecycle
 from shardwise.errors import CompatibilityError, UsageError
 from tests.cluster.engine_contract import tiny
-from tests.cluster.hosts import Hosts
+from tests.cluster.hosts import PORTS, Hosts
 from tests.cluster.waiting import is_gone, wait_until
-
-PORTS = {"desk": 17700, "nas": 17800, "pi": 17900}
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    hosts = Hosts(tmp_path_factory.mktemp("hosts"))
-    yield hosts
-    hosts.end()
-
-
-@pytest.fixture(scope="module")
-def home(hosts: Hosts) -> Iterator[Hosts]:
-    """A coordinator and a node."""
-    made = hosts.run("desk", "cluster", "up", "--name", "desk", "--port", str(PORTS["desk"]), "--memory", "1 GiB")
-    hosts.paste("nas", made["join"], "--name", "nas", "--port", str(PORTS["nas"]), "--memory", "2 GiB")
-    yield hosts
-    pids = hosts.pids("desk") + hosts.pids("nas")
-    hosts.run("desk", "cluster", "down")
-    for pid in pids:
-        wait_until(lambda pid=pid: is_gone(pid), 20, f"{pid} is gone after down")
-    assert not hosts.state("desk").cluster.exists()
-    wait_until(lambda: not hosts.state("nas").cluster.exists(), 20, "the node heard of it")
 
 
 def test_both_are_ready_and_every_file_is_private(home: Hosts) -> None:
@@ -100,6 +76,7 @@ def test_a_killed_raylet_comes_back_by_itself(home: Hosts) -> None:
     wait_until(lambda: home.states()["nas"] == "ready", 60, "it is back")
 
 
+@pytest.mark.soak
 def test_a_killed_daemon_takes_everything_along_and_starts_again(home: Hosts) -> None:
     pids = home.pids("nas")
     os.kill(pids[0], signal.SIGKILL)

@@ -74,13 +74,33 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeHosts]:
 def test_three_machines_are_one_cluster(home: ThreeHosts) -> None:
     listing = home.run("pi", "cluster", "nodes")
     shown = {n["member"]["name"]: n for n in listing["nodes"]}
-    assert {name: n["member"]["state"] for name, n in shown.items()} == {"desk": "ready", "nas": "ready", "pi": "ready"}
+    assert set(shown) == {"desk", "nas", "pi"}
+    wait_until(lambda: set(home.states().values()) == {"ready"}, 20, "all are ready")
     for name in shown:
         assert shown[name]["card"]["address"] == home.lab.address(name)
     assert shown["nas"]["card"]["memory_bytes"] < 2 * GIB < shown["desk"]["card"]["memory_bytes"] < 6 * GIB
 
 
-def test_probe_advise_serve_and_a_client_on_a_fourth_host_gets_the_unsharded_text(home: ThreeHosts) -> None:
+def test_a_client_on_a_fourth_host_gets_the_unsharded_text(home: ThreeHosts) -> None:
+    key_file = home.folder / "keys.json"
+    key = new_key(key_file, "client")
+    address = home.lab.address("desk")
+    served_s = home.clock.now_s()
+    arguments = ["-m", "shardwise.cli", "serve", "sample", "--nodes", "desk,nas,pi", "--host", address, "--ctx", "512"]
+    with home.popen("desk", *arguments, "--api-key-file", str(key_file), stderr=subprocess.PIPE) as server:
+        try:
+            text = home.python("client", "-m", "tests.cluster.ask", f"http://{address}:8000", key, PROMPT)
+            home.took_s["serve to first text"] = home.clock.now_s() - served_s
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=30)
+    with launch_local("sample", num_stages=1, context_tokens=512) as alone:
+        assert text == "".join(token.text for token in alone.generate(PROMPT, max_tokens=32))
+    print({k: round(v, 1) for k, v in home.took_s.items()})
+
+
+@pytest.mark.soak
+def test_probe_finds_the_links_and_advise_reads_its_file(home: ThreeHosts) -> None:
     started_s = home.clock.now_s()
     cluster_file = home.folder / "cluster.toml"
     home.run("desk", "probe", "--quick", "--threads", "1", "--quantization", "Q4_1", "--out", str(cluster_file))
@@ -95,26 +115,10 @@ def test_probe_advise_serve_and_a_client_on_a_fourth_host_gets_the_unsharded_tex
     advice = home.run("desk", "advise", "sample", "--cluster", str(cluster_file))
     assert advice["advice"]["headline"]
     assert {rank["node"] for stage in advice["stages"] for rank in stage["ranks"]} <= {"desk", "nas", "pi"}
-    key_file = home.folder / "keys.json"
-    key = new_key(key_file, "client")
-    address = home.lab.address("desk")
-    served_s = home.clock.now_s()
-    arguments = ["-m", "shardwise.cli", "serve", "sample", "--nodes", "desk,nas,pi", "--host", address, "--ctx", "512"]
-    arguments += ["--api-key-file", str(key_file)]
-    with home.popen("desk", *arguments, stderr=subprocess.PIPE) as server:
-        try:
-            text = home.python("client", "-m", "tests.cluster.ask", f"http://{address}:8000", key, PROMPT)
-            home.took_s["serve to first text"] = home.clock.now_s() - served_s
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(timeout=30)
-    with launch_local("sample", num_stages=1, context_tokens=512) as alone:
-        assert text == "".join(token.text for token in alone.generate(PROMPT, max_tokens=32))
-    total_s = home.took_s["up and join"] + (home.clock.now_s() - started_s)
-    print({k: round(v, 1) for k, v in home.took_s.items()}, f"in all {total_s:.1f} s")
-    assert total_s < 400  # 50 to 60 s on an idle machine (benchmarks/evidence/cluster.md)
+    print({k: round(v, 1) for k, v in home.took_s.items()})
 
 
+@pytest.mark.soak
 def test_a_cut_host_is_seen_and_comes_back_by_itself(home: ThreeHosts) -> None:
     home.lab.cut("nas")
     wait_until(lambda: home.states()["nas"] == "suspect", 10, "silence is seen")
@@ -146,16 +150,20 @@ def test_a_host_that_changes_its_address_is_the_same_node(home: ThreeHosts) -> N
     new = old.rpartition(".")[0] + ".77"
     for host in ("desk", "pi", "client"):
         home.lab.call(host, ["ip", "neigh", "replace", new, "lladdr", home.lab.hosts["nas"].mac, "dev", "eth0"])
-    home.lab.call("nas", ["ip", "addr", "add", f"{new}/24", "dev", "eth0"])
-    home.lab.call("nas", ["ip", "addr", "del", f"{old}/24", "dev", "eth0"])
+    _readdress(home, old, new)
     try:
         wait_until(lambda: _address(home, "nas") == new, 60, "the new address is known")
         wait_until(lambda: home.states()["nas"] == "ready", 60, "it is ready")
         wait_until(lambda: _engine_nodes(home) == ["desk", "nas", "pi"], 60, "also for Ray, once")
     finally:
-        home.lab.call("nas", ["ip", "addr", "add", f"{old}/24", "dev", "eth0"])
-        home.lab.call("nas", ["ip", "addr", "del", f"{new}/24", "dev", "eth0"])
+        _readdress(home, new, old)
     wait_until(lambda: _address(home, "nas") == old and home.states()["nas"] == "ready", 60, "and back")
+
+
+def _readdress(home: ThreeHosts, old: str, new: str) -> None:
+    """What a new DHCP lease does. The old one first: a first address takes the others of its network along."""
+    home.lab.call("nas", ["ip", "addr", "del", f"{old}/24", "dev", "eth0"])
+    home.lab.call("nas", ["ip", "addr", "add", f"{new}/24", "dev", "eth0"])
 
 
 def _address(home: ThreeHosts, name: str) -> str:

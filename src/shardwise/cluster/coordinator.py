@@ -32,7 +32,6 @@ from shardwise.cluster.control import (
     StopRequest,
 )
 from shardwise.cluster.membership import (
-    DEFAULT_POLICY,
     AnyEvent,
     BecameReady,
     DrainAsked,
@@ -58,6 +57,7 @@ from shardwise.records import replace
 from shardwise.transport.security import AllowList, InviteBook, fingerprint
 
 BEAT_EVERY_S = 0.5
+NODE_POLICY = Policy(suspect_after_s=2.5, gone_after_s=12.0)  # a busy machine may miss beats; workers are watched by others
 
 
 class Coordinator:
@@ -71,7 +71,7 @@ class Coordinator:
         invites: InviteBook,
         clock: Clock,
         changed: Callable[[ClusterFile], None],
-        policy: Policy = DEFAULT_POLICY,
+        policy: Policy = NODE_POLICY,
     ) -> None:
         self.cluster = cluster
         self.card = card

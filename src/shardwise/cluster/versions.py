@@ -6,6 +6,7 @@ shardwise's and llama.cpp's because their numbers and protocols must be.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 
@@ -24,6 +25,7 @@ class Difference(Record):
     cure: str
 
 
+@functools.cache
 def own_versions() -> dict[str, str]:
     """The fields of `NodeCard` that concern software."""
     return {

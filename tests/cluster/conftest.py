@@ -1,0 +1,28 @@
+"""One small cluster for the whole folder: Ray takes ten seconds to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.hosts import PORTS, Hosts
+from tests.cluster.waiting import is_gone, wait_until
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """A coordinator "desk" and a node "nas" on this machine; after `down` nothing is left of either."""
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"))
+    try:
+        made = hosts.run("desk", "cluster", "up", "--name", "desk", "--port", str(PORTS["desk"]), "--memory", "1 GiB")
+        hosts.paste("nas", made["join"], "--name", "nas", "--port", str(PORTS["nas"]), "--memory", "2 GiB")
+        yield hosts
+        pids = hosts.pids("desk") + hosts.pids("nas")
+        hosts.run("desk", "cluster", "down")
+        for pid in pids:
+            wait_until(lambda pid=pid: is_gone(pid), 20, f"{pid} is gone after down")
+        assert not hosts.state("desk").cluster.exists()
+        wait_until(lambda: not hosts.state("nas").cluster.exists(), 20, "the node heard of it")
+    finally:
+        hosts.end()
