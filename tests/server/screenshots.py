@@ -79,7 +79,7 @@ def open_page(browser: Browser, server: Running, path: str, width: int, scheme: 
 
 
 def keep_asking(url: str, stop: threading.Event) -> None:
-    body = {"model": "sample", "messages": [{"role": "user", "content": "Tell a long story."}], "max_tokens": 400, "stream": True}
+    body = {"model": "sample", "messages": [{"role": "user", "content": "Tell a long story."}], "max_tokens": 90, "stream": True}
     while not stop.is_set():
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as response:
             for _ in response.iter_lines():

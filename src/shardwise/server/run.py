@@ -15,7 +15,7 @@ from collections.abc import Callable
 import uvicorn
 
 from shardwise.clock import Clock, SystemClock
-from shardwise.errors import ConnectFailed, MissingExtraError, RemoteFailure, ShardwiseError
+from shardwise.errors import MissingExtraError, RemoteFailure, ShardwiseError, UsageError
 from shardwise.server.access import ApiKey
 from shardwise.server.app import create_app
 from shardwise.server.engine import Engine, EngineSlot, LoadingProgress
@@ -71,7 +71,7 @@ def listen(settings: ServerSettings) -> socket.socket:
         bound.bind((settings.host.strip("[]"), settings.port))
     except OSError as error:
         bound.close()
-        raise ConnectFailed(
+        raise UsageError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
             where="shardwise serve",
             hint="choose another --port, or 0 for a free one",

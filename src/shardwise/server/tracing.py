@@ -17,6 +17,7 @@ from shardwise.transport.messages import Visit
 
 _MAX_OPEN = 1024
 _SAME_CLOCK_S = 1.0
+_PREFER_COMPLETE_S = 3.0
 
 
 def visit_times(visits: tuple[Visit, ...], end_s: float) -> list[tuple[float, float]]:
@@ -44,6 +45,7 @@ class Traces:
         if endpoint or exporter is not None:
             self._tracer, self._provider = _make_tracer(endpoint, exporter)
         self._roots: OrderedDict[str, Any] = OrderedDict()
+        self._complete_s = -_PREFER_COMPLETE_S
         self.newest_path: dict[str, Any] | None = None
         self.watchers = 0  # live views that want to see a token's path
 
@@ -67,9 +69,12 @@ class Traces:
         now_s = self._clock.now_s()
         times = visit_times(token.visits, now_s)
         start_s = times[0][0]
-        if token.visits[0].stage == 0:  # in a mixed batch the first stages may have had no reason to trace
+        complete = token.visits[0].stage == 0  # in a mixed batch the first stages may have had no reason to trace
+        if complete or now_s - self._complete_s > _PREFER_COMPLETE_S:
+            self._complete_s = now_s if complete else self._complete_s
             self.newest_path = {
                 "request": request_id,
+                "complete": complete,
                 "position": token.position,
                 "total_s": now_s - start_s,
                 "visits": [_visit(visit, left_s - start_s) for visit, (left_s, _) in zip(token.visits, times)],
