@@ -33,7 +33,7 @@ LINK_KINDS = ("ethernet", "wifi", "loopback", "wan")
 
 _NODE_RATES = ("memory_bandwidth", "compute", "disk_bandwidth")
 _LINK_RATES = ("bandwidth", "latency", "jitter_p95")
-_TABLE_RATES = ("weight_bandwidth", "compute", "row", "layer_fixed")
+_TABLE_RATES = ("weight_bandwidth", "compute", "row", "layer_fixed", "attention_compute")
 
 
 def load_cluster(path: str | os.PathLike[str]) -> ClusterProfile:
@@ -83,7 +83,8 @@ def write_cluster(profile: ClusterProfile, path: str | os.PathLike[str]) -> None
 
 
 def _node(table: Table) -> NodeProfile:
-    table.check_fields(("name", "memory", *_NODE_RATES, "availability", "cores", "device", "rate"), measured=_NODE_RATES)
+    others = ("availability", "cores", "machine", "device", "rate")
+    table.check_fields(("name", "memory", *_NODE_RATES, *others), measured=_NODE_RATES)
     devices = table.tables("device", lambda i, v: f"{table.label}, device {i + 1}")
     return NodeProfile(
         name=table.text("name", example='"desktop"'),
@@ -94,6 +95,7 @@ def _node(table: Table) -> NodeProfile:
         disk_bytes_per_s=table.optional("disk_bandwidth", table.rate),
         availability=table.number("availability", 1.0, 0.0, 1.0),
         num_cores=table.count("cores"),
+        machine=table.text("machine", ""),
         rates=_rates(table),
     )
 
@@ -130,6 +132,7 @@ def _rate_table(table: Table) -> RateTable:
         layer_fixed_s=table.optional("layer_fixed", table.duration),
         timings=tuple(sorted(timings, key=lambda item: item.rows)),
         timing_layer_bytes=table.num_bytes("timing_layer") if "timing_layer" in table.values else 0,
+        attention_flops_per_s=table.optional("attention_compute", table.compute),
     )
 
 

@@ -7,6 +7,8 @@ The article's example: 8 MB a token over 1 Gbit/s is 64 ms. Fails when a pair ha
 
 from __future__ import annotations
 
+import math
+
 from shardwise.errors import UsageError
 from shardwise.machines.profile import ClusterProfile, LinkProfile, Measurement
 from shardwise.planner.cost_rates import RuntimeCosts
@@ -56,6 +58,20 @@ def occupancy_s(link: LinkProfile, num_bytes: float, costs: RuntimeCosts) -> flo
 def transfer_s(link: LinkProfile, num_bytes: float, costs: RuntimeCosts) -> float:
     """Seconds from handing a message over until it has arrived."""
     return link.latency_s.value + occupancy_s(link, num_bytes, costs)
+
+
+FIRST_WINDOW_BYTES = 14_600  # ten segments: what TCP sends before the first acknowledgement (RFC 6928)
+
+
+def cold_start_s(link: LinkProfile, num_bytes: float) -> float:
+    """Seconds that TCP's slow start adds to the first large message after a pause: a round trip each time the window doubles.
+
+    Rounds end where the message is through, or where a window fills the link (bandwidth-delay product).
+    """
+    round_trip_s = 2 * link.latency_s.value
+    full_bytes = max(FIRST_WINDOW_BYTES, min(num_bytes, round_trip_s * link.bytes_per_s.value))
+    rounds = math.floor(math.log2(full_bytes / FIRST_WINDOW_BYTES + 1))
+    return round_trip_s * rounds if num_bytes > FIRST_WINDOW_BYTES else 0.0
 
 
 def activation_bytes(hidden_size: int, rows: float, wire_dtype: str, costs: RuntimeCosts) -> float:

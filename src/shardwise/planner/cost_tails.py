@@ -32,6 +32,7 @@ class HopTiming:
     chunk_s: float
     latency_s: float
     jitter_p95_s: float
+    cold_s: float = 0.0  # more for a prompt's first chunk: the connection has to pick up speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,8 @@ class _Ring:
         begun = max(now_s, self.link_free[stage])
         self.link_free[stage] = begun + busy_s
         jitter_s = self.random.expovariate(_P95_OF_EXPONENTIAL / hop.jitter_p95_s) if hop.jitter_p95_s > 0 else 0.0
-        arrival = max(self.link_last[stage], begun + busy_s + hop.latency_s + jitter_s)
+        cold_s = hop.cold_s if chunk == 0 and not returning else 0.0
+        arrival = max(self.link_last[stage], begun + busy_s + hop.latency_s + jitter_s + cold_s)
         self.link_last[stage] = arrival
         if chunk < 0:
             self.out.hop_delays_s[stage].append(arrival - now_s)

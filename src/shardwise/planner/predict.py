@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.planner.cost_compute import StepShape
-from shardwise.planner.cost_links import activation_bytes, message_overhead_s, token_bytes, transfer_s
+from shardwise.planner.cost_links import activation_bytes, cold_start_s, message_overhead_s, token_bytes, transfer_s
 from shardwise.planner.cost_model import DEFAULT_COSTS, CostModel
 from shardwise.planner.cost_pipeline import (
     batch_rows,
@@ -124,7 +124,8 @@ class _Run:
         samples.finished_s = max(samples.finished_s, max(samples.first_token_s, default=0.0))
         mean_gap = sum(samples.gaps_s) / len(samples.gaps_s) if samples.gaps_s else 0.0
         wall_s = samples.finished_s + (steps - simulated) * mean_gap
-        driver_s = _DRIVER_MESSAGES * model.costs.message_overhead_s
+        last = timing.hops[-1]  # the driver sits beside stage 0: a token reaches it the way it reaches stage 0
+        driver_s = _DRIVER_MESSAGES * model.costs.message_overhead_s + last.base_s + last.row_s + last.latency_s
         return _Run(
             model,
             plan,
@@ -320,6 +321,7 @@ def _hops(model: CostModel, plan: Plan, stages: tuple[StageAssignment, ...], row
                 chunk_s=transfer_s(link, activation_bytes(hidden, chunk, plan.wire_dtype, costs), costs) - link.latency_s.value,
                 latency_s=link.latency_s.value,
                 jitter_p95_s=jitter,
+                cold_s=0.0 if back else cold_start_s(link, activation_bytes(hidden, chunk, plan.wire_dtype, costs)),
             )
         )
     return out

@@ -44,13 +44,16 @@ class LayerTimer:
         for rows in task.decode_rows:
             segments = [BatchSegment(slot=i, position=0, num_tokens=1, sample=False) for i in range(rows)]
             found.append(self._sample(segments, _LEAST_SAMPLES, task.budget_s / count))
-        for rows in task.prefill_rows:
-            if found and self._clock.now_s() + _cost_s(found[-1]) * rows / found[-1].rows > end_s:
+        for index, rows in enumerate(task.prefill_rows):
+            if index and self._clock.now_s() + _cost_s(found[-1]) * rows / found[-1].rows > end_s:
                 break
             segment = BatchSegment(slot=0, position=0, num_tokens=rows, sample=False)
             found.append(self._sample([segment], _LEAST_PREFILL_SAMPLES, task.budget_s / count))
         backend = self._backends[1]
-        return LayerResult(library=backend.library, blas=backend.blas, rows=tuple(found), far_layer_s=self._far())
+        far, far_prefill = self._far()
+        return LayerResult(
+            library=backend.library, blas=backend.blas, rows=tuple(found), far_layer_s=far, far_prefill_layer_s=far_prefill
+        )
 
     def close(self) -> None:
         for backend in self._backends:
@@ -60,7 +63,7 @@ class LayerTimer:
         task = self._task
         most = max(*task.prefill_rows, 64) if task.prefill_rows else 64
         settings = BackendSettings(
-            context_tokens=max(most, task.context_tokens + 8),
+            context_tokens=max(most, task.context_tokens + max(8, task.far_prefill_rows)),
             max_sessions=self._sessions,
             chunk_tokens=max(most, self._sessions),
             kv_type=task.kv_type,
@@ -93,18 +96,23 @@ class LayerTimer:
             backend.rollback(segment.slot, segment.position)
         return took_s
 
-    def _far(self) -> tuple[float, ...]:
-        """One row after many positions."""
+    def _far(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """One row, and a chunk, after many positions."""
         context = self._task.context_tokens
         if not context:
-            return ()
+            return (), ()
         step = min(context, len(self._x_TH))
         for position in range(0, context, step):
             segment = BatchSegment(slot=0, position=position, num_tokens=min(step, context - position), sample=False)
             for backend in self._backends:
                 backend.forward([segment], self._x_TH[: segment.num_tokens])
         far = [BatchSegment(slot=0, position=context, num_tokens=1, sample=False)]
-        return self._sample(far, _LEAST_SAMPLES, self._task.budget_s / 4).layer_s
+        one = self._sample(far, _LEAST_SAMPLES, self._task.budget_s / 4).layer_s
+        rows = self._task.far_prefill_rows
+        if not rows:
+            return one, ()
+        chunk = [BatchSegment(slot=0, position=context, num_tokens=rows, sample=False)]
+        return one, self._sample(chunk, _LEAST_PREFILL_SAMPLES, self._task.budget_s / 4).layer_s
 
 
 def _cost_s(samples: RowSamples) -> float:

@@ -22,6 +22,7 @@ class LayerTask(Record):
     gpu_layers: int = 0
     kv_type: str = "f16"
     context_tokens: int = 0  # > 0: also time decode of one row after so many positions
+    far_prefill_rows: int = 0  # > 0: also time a chunk of so many rows after `context_tokens` positions
 
     @property
     def extra_layers(self) -> int:
@@ -42,3 +43,4 @@ class LayerResult(Record):
     blas: bool
     rows: tuple[RowSamples, ...]
     far_layer_s: tuple[float, ...] = ()  # of one row after `context_tokens` positions
+    far_prefill_layer_s: tuple[float, ...] = ()  # of a chunk of `far_prefill_rows` rows there

@@ -37,10 +37,10 @@ def _spawn() -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
 
-def run_task(task: LayerTask) -> LayerResult:
-    """Run one task in its process."""
+def run_task(task: LayerTask, timeout_s: float | None = None) -> LayerResult:
+    """Run one task in its process; `ReplyTimeout` after `timeout_s` (default: a minute and ten times its budget)."""
     process = start_child(_spawn)
-    timeout_s = 60 + 10 * task.budget_s
+    timeout_s = timeout_s or 60 + 10 * task.budget_s
     try:
         out, log = process.communicate(to_json(task), timeout=timeout_s)
     except subprocess.TimeoutExpired:

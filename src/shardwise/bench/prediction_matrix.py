@@ -1,0 +1,229 @@
+"""Predictions against our own runs: `python -m shardwise.bench.prediction_matrix [--out DIR] [--networks a,b] [--evidence FILE]`.
+
+    calibrate (a minute) -> write down every prediction -> run the scenario `predictions` -> compare -> a table
+
+**Promises** predictions are on disk before the first cell runs; an interrupted run goes on where it stopped, with the same
+calibration; it tells how busy the machine was. **Fails with** `UsageError` where there are no network namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardwise.bench.deployment_runner import DeploymentRunner
+from shardwise.bench.environment import load_1min
+from shardwise.bench.prediction_calibration import Calibration, calibrate, plan_for
+from shardwise.bench.progress import ConsoleProgress
+from shardwise.bench.result import Case, TrialResult
+from shardwise.bench.runner import run_scenario
+from shardwise.bench.scenario import Scenario, load_scenario
+from shardwise.bench.stats import quantile
+from shardwise.bench.store import TrialStore
+from shardwise.deploy.options import RunOptions, main_quantization
+from shardwise.errors import ShardwiseError
+from shardwise.model.description import ModelDescription
+from shardwise.model.even_split import even_split
+from shardwise.model.resolve import describe_model, resolve_model
+from shardwise.planner.cost_model import CostModel
+from shardwise.planner.predict import predict_with
+from shardwise.planner.types import PlanRequest, Prediction, Workload
+from shardwise.records import Record, from_json, replace, to_json
+
+MAX_SESSIONS = 4
+LIMITS = {  # metric -> (median, worst) absolute error that the issue allows; None = no limit
+    "time_per_output_token_s": (0.10, 0.25),
+    "time_to_first_token_s": (0.10, 0.25),
+    "aggregate_tokens_per_s": (0.10, 0.25),
+    "inter_token_p95_s": (0.25, None),
+    "memory_bytes": (0.10, None),
+}
+
+
+class Cell(Record):
+    """One figure of one case."""
+
+    case: str
+    metric: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return (self.predicted - self.measured) / self.measured if self.measured else 0.0
+
+
+class Finding(Record):
+    """One metric over the whole matrix."""
+
+    metric: str
+    cells: int
+    median: float
+    worst: float
+    worst_case: str
+    median_limit: float
+    worst_limit: float | None
+    ok: bool
+
+
+def predict_cell(case: Case, scenario: Scenario, model: ModelDescription, known: Calibration) -> Prediction:
+    """What a case will do."""
+    workload = Workload(
+        prompt_tokens=case.prompt_tokens,
+        output_tokens=case.output_tokens,
+        num_users=case.num_users,
+        context_tokens=scenario.context_tokens,
+        prefill_chunk_tokens=RunOptions().chunk(main_quantization(model)),
+    )
+    request = PlanRequest(model=model, cluster=known.cluster(case.hosts, case.network), workload=workload)
+    cost = CostModel(request, known.costs)
+    layers, start = [], 0
+    for count in case.layers or even_split(model, len(case.hosts)):
+        layers.append((start, start + count))
+        start += count
+    return predict_with(cost, plan_for(cost, case.hosts, tuple(layers), MAX_SESSIONS))
+
+
+def measured_figures(trial: TrialResult) -> dict[str, float]:
+    """The same figures as users saw them."""
+    gaps, metrics = trial.gaps_s, trial.metrics
+    return {
+        "time_per_output_token_s": sum(gaps) / len(gaps),
+        "time_to_first_token_s": metrics["time_to_first_token_s"],
+        "aggregate_tokens_per_s": metrics["aggregate_tokens_per_s"],
+        "inter_token_p95_s": quantile(gaps, 0.95),
+    }
+
+
+def predicted_figures(found: Prediction) -> dict[str, float]:
+    """By the same names."""
+    return {
+        "time_per_output_token_s": found.time_per_output_token_s,
+        "time_to_first_token_s": found.time_to_first_token_s,
+        "aggregate_tokens_per_s": found.aggregate_tokens_per_s,
+        "inter_token_p95_s": found.inter_token_s.p95,
+    }
+
+
+def compare_trial(trial: TrialResult, found: Prediction) -> list[Cell]:
+    """All figures of one case; memory once a stage."""
+    predicted, measured = predicted_figures(found), measured_figures(trial)
+    cells = [
+        Cell(case=trial.case.key, metric=name, predicted=predicted[name], measured=value) for name, value in measured.items()
+    ]
+    for ahead, stage in zip(found.stages, trial.stages):
+        name = f"{trial.case.key} / {stage.node}"
+        cells.append(
+            Cell(
+                case=name,
+                metric="memory_bytes",
+                predicted=float(ahead.peak_memory_bytes),
+                measured=float(stage.peak_memory_bytes),
+            )
+        )
+    return cells
+
+
+def judge(cells: list[Cell]) -> list[Finding]:
+    """Each metric against its limits."""
+    out = []
+    for metric, (median_limit, worst_limit) in LIMITS.items():
+        mine = [cell for cell in cells if cell.metric == metric]
+        if not mine:
+            continue
+        worst = max(mine, key=lambda cell: abs(cell.error))
+        median = quantile([abs(cell.error) for cell in mine], 0.5)
+        ok = median <= median_limit and (worst_limit is None or abs(worst.error) <= worst_limit)
+        out.append(
+            Finding(
+                metric=metric,
+                cells=len(mine),
+                median=median,
+                worst=abs(worst.error),
+                worst_case=worst.case,
+                median_limit=median_limit,
+                worst_limit=worst_limit,
+                ok=ok,
+            )
+        )
+    return out
+
+
+def known_calibration(model: ModelDescription, scenario: Scenario, folder: Path, say: Callable[[str], None]) -> Calibration:
+    """The folder's calibration, or a new one."""
+    path = folder / "calibration.json"
+    if path.exists():
+        return from_json(path.read_bytes(), Calibration, where=str(path))
+    found = calibrate(model, scenario, folder / "cache", say)
+    path.write_bytes(to_json(found, indent=1))
+    return found
+
+
+def chosen(scenario: Scenario, networks: str, splits: str, loads: str) -> Scenario:
+    """The scenario with some of its networks, splits and loads (comma-separated; empty = all)."""
+    matrix = scenario.matrices[0]
+    picked = {
+        "networks": tuple(n for n in networks.split(",") if n) or matrix.networks,
+        "splits": tuple(n for n in splits.split(",") if n) or matrix.splits,
+        "loads": tuple(n for n in loads.split(",") if n) or matrix.loads,
+    }
+    return replace(scenario, matrices=(replace(matrix, **picked),))
+
+
+def run_matrix(scenario: Scenario, folder: Path, *, quiet: bool = False) -> tuple[list[Cell], list[Finding], dict[str, float]]:
+    """Calibrate, predict, run, compare. The last value: load before and after."""
+    folder.mkdir(parents=True, exist_ok=True)
+    say = (lambda text: None) if quiet else (lambda text: print(f"calibrating: {text}", file=sys.stderr, flush=True))
+    busy = {"load_before": load_1min()}
+    model = describe_model(resolve_model(scenario.model))
+    known = known_calibration(model, scenario, folder, say)
+    ahead = {case.key: predict_cell(case, scenario, model, known) for case in scenario.cases()}
+    (folder / "predictions.json").write_bytes(to_json(ahead, indent=1))
+    store = TrialStore(folder / "trials", scenario)
+    with ConsoleProgress(quiet=quiet) as progress:
+        result = run_scenario(scenario, store, {"shardwise": DeploymentRunner()}, progress)
+    busy["load_after"] = load_1min()
+    cells = [cell for trial in result.trials if trial.error is None for cell in compare_trial(trial, ahead[trial.case.key])]
+    (folder / "cells.json").write_bytes(to_json(cells, indent=1))
+    return cells, judge(cells), busy
+
+
+def report_lines(findings: list[Finding], busy: dict[str, float]) -> list[str]:
+    """A table for people, in Markdown."""
+    lines = ["| figure | cells | median error | allowed | worst | allowed | worst cell | |", "|---|---|---|---|---|---|---|---|"]
+    for f in findings:
+        limit = f"{f.worst_limit:.0%}" if f.worst_limit is not None else "-"
+        lines.append(
+            f"| {f.metric} | {f.cells} | {f.median:.1%} | {f.median_limit:.0%} | {f.worst:.1%} | {limit} | {f.worst_case} "
+            f"| {'met' if f.ok else 'missed'} |"
+        )
+    return [*lines, "", f"Load of the machine: {busy['load_before']:.1f} before, {busy['load_after']:.1f} after."]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Predictions against our own runs.")
+    parser.add_argument("--out", type=Path, default=Path("runs") / "predictions")
+    for name in ("networks", "splits", "loads"):
+        parser.add_argument(f"--{name}", default="", help="some of the scenario's, comma-separated")
+    parser.add_argument("--evidence", type=Path, help="append the table to this file")
+    given: Any = parser.parse_args(arguments)
+    try:
+        scenario = chosen(load_scenario("predictions"), given.networks, given.splits, given.loads)
+        _, findings, busy = run_matrix(scenario, given.out)
+    except ShardwiseError as error:
+        print(f"error: {error.one_line()}", file=sys.stderr)
+        return error.exit_code
+    text = "\n".join(report_lines(findings, busy))
+    print(text)
+    if given.evidence is not None:
+        with given.evidence.open("a", encoding="utf-8") as file:
+            file.write(f"\n{text}\n")
+    return 0 if all(f.ok for f in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
