@@ -19,7 +19,7 @@ def chat(  # one parameter a flag
     plan: flags.PlanFile = None,
     nodes: flags.Nodes = "",
     max_tokens: flags.MaxTokens = 512,
-    ctx: flags.Ctx = 2048,
+    ctx: flags.Ctx = 0,
     threads: flags.Threads = 1,
     kv_type: flags.KvType = "f16",
     wire_dtype: flags.WireDtype = "f32",

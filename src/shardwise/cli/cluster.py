@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -216,3 +217,42 @@ def start(
     elif not lifecycle.daemon_runs(state):
         lifecycle.start_daemon(state)
     output().note("running")
+
+
+@app.command("recipe", help="Print a file for systemd, launchd, Windows, KubeRay, Slurm or a container image.")
+def recipe(name: Annotated[str, typer.Argument(help="Which one; without a name they are listed.")] = "") -> None:
+    from shardwise.cluster.recipes import RECIPES
+    from shardwise.cluster.recipes import recipe as text_of
+    from shardwise.records import plain
+
+    if name:
+        text = text_of(name)
+        if output().json:
+            output().document({"name": name, "text": text})
+        else:
+            print(text, end="")
+    elif output().json:
+        output().document([plain(entry) for entry in RECIPES])
+    else:
+        for entry in RECIPES:
+            output().show(f"{entry.name:14} {entry.use}")
+
+
+@app.command("propose", help="Would another plan be better now, by how much, and what would have to move?")
+def propose(
+    model: Annotated[str, typer.Argument(help="The model that runs.")],
+    plan: Annotated[Path, typer.Option("--plan", help="The plan it runs by, made by 'plan --json'.")],
+    cluster: Annotated[Path, typer.Option("--cluster", help="The cluster file as it is now, made by 'probe'.")],
+    users: Annotated[int, typer.Option("--users", min=1, help="Sessions at once.")] = 1,
+) -> None:
+    from shardwise.cluster.proposing import propose_from_files
+    from shardwise.records import plain
+
+    found = propose_from_files(model, plan, cluster, num_users=users)
+    if output().json:
+        output().document(plain(found))
+        return
+    output().show(found.message)
+    for transfer in found.transfers:
+        ranges = ", ".join(f"{start}-{end - 1}" for start, end in transfer.layers)
+        output().show(f"  {transfer.node} would get layers {ranges}")

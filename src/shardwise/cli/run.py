@@ -23,7 +23,7 @@ def run(  # one parameter a flag
     plan: flags.PlanFile = None,
     nodes: flags.Nodes = "",
     max_tokens: flags.MaxTokens = 128,
-    ctx: flags.Ctx = 2048,
+    ctx: flags.Ctx = 0,
     sessions: flags.Sessions = 1,
     threads: flags.Threads = 1,
     kv_type: flags.KvType = "f16",

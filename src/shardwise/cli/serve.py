@@ -42,7 +42,7 @@ def serve(  # one parameter a flag
     layers: flags.Layers = "",
     plan: flags.PlanFile = None,
     nodes: flags.Nodes = "",
-    ctx: flags.Ctx = 2048,
+    ctx: flags.Ctx = 0,
     sessions: flags.Sessions = 4,
     threads: flags.Threads = 1,
     kv_type: flags.KvType = "f16",

@@ -24,7 +24,7 @@ PlanFile = Annotated[Path | None, typer.Option("--plan", help="A plan made by 'p
 Nodes = Annotated[
     str, typer.Option("--nodes", help="Nodes of the cluster, one a stage: desk,nas; or plan, or all.", rich_help_panel=SPLIT)
 ]
-Ctx = Annotated[int, typer.Option("--ctx", "-c", help="Context tokens of a session.")]
+Ctx = Annotated[int, typer.Option("--ctx", "-c", help="Context tokens of a session; 0 = 2048, or what the model allows.")]
 Sessions = Annotated[int, typer.Option("--sessions", help="Sessions at once.")]
 Threads = Annotated[int, typer.Option("--threads", "-t", help="Threads of a stage.")]
 KvType = Annotated[str, typer.Option("--kv-type", help="f16 or q8_0.")]

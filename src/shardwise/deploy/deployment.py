@@ -358,7 +358,7 @@ class Deployment:
     def drain(self, node: str) -> None:
         """Move every stage away from a node that is to leave; nothing is lost. `UsageError` where there is no other node."""
         others = [n for n in self.engine.nodes() if n != node and place_for(self.layout, self.engine, n) is not None]
-        mine = [stage for stage, place in enumerate(self.layout.places) if place.node == node]
+        mine = [status.index for status in self.stages if status.node == node]
         if mine and not others:
             raise UsageError(f"no other node can take the stages of '{node}'", where="drain", hint="add a node first")
         for turn, stage in enumerate(mine):

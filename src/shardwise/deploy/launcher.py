@@ -65,6 +65,7 @@ def launch(
         return launch_on_cluster(model, options, on_progress=on_progress)
     say = on_progress or (lambda what, share: None)
     description = model if isinstance(model, ModelDescription) else describe_model(resolve_model(model))
+    options = options.settled_for(description)
     options.check(description)
     fallback = require_fallback(description, options)
     if placements is None:  # with placements, whoever made them has looked at each node's memory

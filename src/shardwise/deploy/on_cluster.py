@@ -40,6 +40,7 @@ def launch_on_cluster(
     """
     folder = state or StateDir()
     description = model if isinstance(model, ModelDescription) else describe_model(resolve_model(model))
+    options = options.settled_for(description)
     options.check(description)
     engine = attach(folder)
     try:

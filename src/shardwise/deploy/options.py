@@ -8,7 +8,7 @@ from pathlib import Path
 from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.model.even_split import even_split
-from shardwise.records import Record
+from shardwise.records import Record, replace
 from shardwise.session.recovery import RecoveryPolicy
 
 WIRE_DTYPES = ("f32", "f16")
@@ -33,7 +33,7 @@ class RunOptions(Record):
     layers: tuple[int, ...] = ()  # layers of each stage; empty = `num_stages` about equal ones
     num_stages: int = 1
     nodes: tuple[str, ...] = ()  # of this machine's cluster, one a stage; ("*",) = all in turn; empty = this machine alone
-    context_tokens: int = 2048  # per session
+    context_tokens: int = 2048  # per session; 0 = 2048, or what the model allows
     max_sessions: int = 4
     max_queue: int = 256
     chunk_tokens: int = 0  # 0 = by quantization
@@ -89,6 +89,12 @@ class RunOptions(Record):
                 where="ctx",
                 hint=f"at most {model.context_length}",
             )
+
+    def settled_for(self, model: ModelDescription) -> RunOptions:
+        """With everything that was left open decided for this model."""
+        if self.context_tokens:
+            return self
+        return replace(self, context_tokens=min(2048, model.context_length or 2048))
 
     def layer_counts(self, model: ModelDescription) -> tuple[int, ...]:
         """Layers of each stage."""
