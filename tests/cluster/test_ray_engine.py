@@ -44,6 +44,10 @@ class TestRayEngine(RealEngineContract):
         engine.stop("big")
         assert {info.name: info.memory_bytes for info in engine.node_infos()}["nas"] == free
 
+    def test_workers_run_at_the_niceness_of_any_other_process(self, engine: ClusterEngine) -> None:
+        engine.start(tiny("eager", "nas"))
+        assert psutil.Process(engine.status("eager").pid).nice() == psutil.Process().nice()
+
     def test_no_worker_sees_the_token(self, engine: ClusterEngine) -> None:
         engine.start(tiny("curious", "nas", show=["RAY_AUTH_TOKEN", "RAY_AUTH_MODE"]))
         wait_until(lambda: "RAY_AUTH_MODE=None" in engine.status("curious").log_tail, what="environment shown")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from shardwise.cluster import FakeEngine, WorkerSpec
 from shardwise.cluster.engine import WorkerStatus
 from shardwise.cluster.membership import Member, NodeState
+from shardwise.cluster.proposing import propose_from_files
 from shardwise.cluster.reconcile import (
     AskConsent,
     Desired,
@@ -24,9 +27,11 @@ from shardwise.cluster.reconcile import (
     next_actions,
     propose,
 )
+from shardwise.errors import UsageError
 from shardwise.machines import parse_cluster
 from shardwise.model import describe_model
 from shardwise.planner import find_plan
+from shardwise.planner.plan_file import write_plan
 from shardwise.planner.types import Limits, PlanRequest, Workload
 
 HOME = """
@@ -200,3 +205,22 @@ def test_a_plan_for_64_nodes_is_placed_by_the_fake_engine() -> None:
     assert {s.node for s in engine.statuses() if s.alive} == set(nodes)
     again = Observed(members=observed.members, workers=tuple(engine.statuses()))
     assert next_actions(desired, again, consent=False) == ()
+
+
+def test_a_proposal_from_files(tmp_path: Path) -> None:
+    plan, cluster = tmp_path / "plan.json", tmp_path / "cluster.toml"
+    _, current, _ = plans()
+    write_plan(current, plan)  # type: ignore[arg-type]
+    cluster.write_text(HOME.format(desk="16 GiB", more=""))
+    assert not propose_from_files("llama-3-8b:q4_k_m", plan, cluster).worthwhile
+    cluster.write_text(HOME.format(desk="16 GiB", more=BIG))
+    found = propose_from_files("llama-3-8b:q4_k_m", plan, cluster)
+    assert found.worthwhile
+    assert found.nodes_added == ("tower",)
+    gone = HOME.format(desk="16 GiB", more=BIG).replace('"desk"', '"attic"')
+    cluster.write_text(gone)
+    lost = propose_from_files("llama-3-8b:q4_k_m", plan, cluster)
+    assert lost.worthwhile
+    assert lost.gain_share == 1.0
+    with pytest.raises(UsageError, match="the plan is for 32 layers"):
+        propose_from_files("llama-2-13b:q4_k_m", plan, cluster)

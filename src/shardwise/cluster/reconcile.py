@@ -179,7 +179,7 @@ def propose(model: ModelDescription, current: Plan, better: Plan, *, held: dict[
         if (missing := sorted(layers - have.get(node, set())))
     )
     total = sum(t.num_bytes for t in transfers)
-    gain = 1 - better.objective_value / current.objective_value if current.objective_value else 0.0
+    gain = 1 - better.objective_value / current.objective_value if current.objective_value > 0 else 0.0
     now, then = current.predicted, better.predicted
     rates = (now.decode_tokens_per_s if now else 0.0, then.decode_tokens_per_s if then else 0.0)
     first = (now.time_to_first_token_s if now else 0.0, then.time_to_first_token_s if then else 0.0)

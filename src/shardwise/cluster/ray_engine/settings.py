@@ -27,6 +27,7 @@ _HOME = {
     "RAY_health_check_failure_threshold": "4",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
     "RAY_memory_monitor_refresh_ms": "0",  # a model that fills the memory is the purpose, not a leak to kill
+    "RAY_worker_niceness": "0",  # Ray starts actors at niceness 15, and their children inherit it: 4x slower on a busy machine
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_DEDUP_LOGS": "0",
