@@ -1,7 +1,7 @@
 """One link of a virtual home through the real transport: `python -m shardwise.bench.prediction_link echo|ping`.
 
-`echo ADDRESS` prints where it listens and its key, and answers until its standard input ends; `ping` reads a `PingJob` from
-standard input and prints a `LinkReport`. **Fails when** the other side does not answer. **Called by** `prediction_calibration`.
+`echo ADDRESS KEY` prints where it listens and its key, and answers the owner of KEY until its standard input ends; `ping`
+reads a `PingJob` from standard input and prints a `LinkReport`. **Fails when** the other side does not answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwise.machines.profile import LinkProfile
 from shardwise.probe.link_task import LinkReport, LinkSettings, LinkTarget
 from shardwise.probe.links import Echo, LinkProbe, link_kind
 from shardwise.records import Record, from_json, replace, to_json
-from shardwise.transport.security.keys import NodeKeys
+from shardwise.transport.security import AllowList, Authenticator, NodeKeys
 
 _MODULE = "shardwise.bench.prediction_link"
 
@@ -40,8 +40,8 @@ def measure_link(network: Network, settings: LinkSettings) -> LinkProfile:
     """The link between the first two hosts of a network, as stages of a deployment would see it."""
     with open_home(network, seed=1) as lab:
         here, there = network.hosts[0].name, network.hosts[1].name
-        with _echo(lab, there) as target:
-            keys = NodeKeys.generate()
+        keys = NodeKeys.generate()
+        with _echo(lab, there, keys.public) as target:
             job = PingJob(target=target, settings=settings, public=keys.public, secret=keys.secret)
             command = [*(lab.prefix(here) if lab else []), sys.executable, "-m", _MODULE, "ping"]
             done = subprocess.run(command, input=to_json(job), capture_output=True, timeout=60)
@@ -53,9 +53,9 @@ def measure_link(network: Network, settings: LinkSettings) -> LinkProfile:
 
 
 @contextlib.contextmanager
-def _echo(lab: Lab | None, host: str) -> Iterator[LinkTarget]:
+def _echo(lab: Lab | None, host: str, asker: str) -> Iterator[LinkTarget]:
     address = lab.address(host) if lab else "127.0.0.1"
-    command = [*(lab.prefix(host) if lab else []), sys.executable, "-m", _MODULE, "echo", address]
+    command = [*(lab.prefix(host) if lab else []), sys.executable, "-m", _MODULE, "echo", address, asker]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         line = process.stdout.readline() if process.stdout else b""
@@ -71,16 +71,20 @@ def _echo(lab: Lab | None, host: str) -> Iterator[LinkTarget]:
             process.wait(timeout=10)
 
 
-def run_echo(host: str) -> None:
+def run_echo(host: str, asker: str) -> None:
     """Answer pings until standard input ends."""
     keys = NodeKeys.generate()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    allowed = AllowList()
+    allowed.allow(asker, "ping")
+    authenticator = Authenticator(context, allowed)
     echo = Echo(context, f"tcp://{host}:*", "echo", keys, SystemClock())
     target = LinkTarget(name="echo", address=echo.address, public=keys.public)
     sys.stdout.buffer.write(to_json(target) + b"\n")
     sys.stdout.buffer.flush()
     sys.stdin.buffer.read()
     echo.close()
+    authenticator.close()
     context.destroy(linger=0)
 
 
@@ -99,4 +103,4 @@ def run_ping() -> None:
 
 
 if __name__ == "__main__":
-    run_echo(sys.argv[2]) if sys.argv[1] == "echo" else run_ping()
+    run_echo(sys.argv[2], sys.argv[3]) if sys.argv[1] == "echo" else run_ping()
