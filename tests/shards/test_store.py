@@ -8,14 +8,16 @@ import threading
 from pathlib import Path
 
 import pytest
+import zmq
 
 from shardwise.clock import ManualClock
 from shardwise.errors import NetworkError, UsageError
 from shardwise.records import replace
 from shardwise.shards.locks import FileLock
-from shardwise.shards.packing import Packing, make_manifest
+from shardwise.shards.packing import Packing, make_manifest, pack_model
 from shardwise.shards.pieces import pieces_of_packing
 from shardwise.shards.store import ShardStore
+from shardwise.stage.own_slice import SliceOrder, own_slice
 from tests.shards.conftest import SETTINGS
 from tests.shards.test_transfer import Peer
 
@@ -144,3 +146,18 @@ def test_a_lock_has_one_holder_and_a_deadline(tmp_path: Path) -> None:
         assert clock.now_s() >= 5
     with FileLock(tmp_path / "lock"):
         pass
+
+
+def test_a_worker_keeps_its_nodes_store_under_the_cap(
+    packing: Packing, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node had for another deployment makes room; what it runs now stays, even above the cap."""
+    monkeypatch.setenv("SHARDWISE_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("SHARDWISE_STORE_CAP", "1 KiB")
+    pack_model(tiny, [10, 12, 8], tmp_path / "nas", SETTINGS)
+    store = ShardStore(tmp_path / "store")
+    store.fetch(packing.manifest.stages[0], [pieces_of_packing(packing)])
+    order = SliceOrder(manifest=packing.manifest, store=str(tmp_path / "store"), folders=(str(tmp_path / "nas"),))
+    with zmq.Context() as context, own_slice(order, 1, context, None) as files:
+        assert Path(files.weights).exists()
+        assert list(store.slices()) == [packing.manifest.stages[1].slice_id]

@@ -31,6 +31,7 @@ from shardwise.shards.pieces import LocalPieces, PieceSource, Place, places_of_f
 from shardwise.shards.progress import OnTransfer
 from shardwise.shards.transfer import JOURNAL_NAME, Transfer, TransferOptions, TransferReport
 from shardwise.shards.verification import mark_verified
+from shardwise.units import parse_bytes
 
 SLICE_NAME = "slice.json"
 LOCK_TIMEOUT_S = 3600.0  # another process may be fetching the same slice
@@ -41,6 +42,12 @@ def default_store() -> Path:
     own = os.environ.get("SHARDWISE_CACHE")
     cache = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
     return cache / "store"
+
+
+def default_cap_bytes() -> int | None:
+    """`SHARDWISE_STORE_CAP`, e.g. `200 GB`: what a store may take up on this machine; None = no limit."""
+    text = os.environ.get("SHARDWISE_STORE_CAP")
+    return parse_bytes(text, field="SHARDWISE_STORE_CAP") if text else None
 
 
 class Hold(Record):

@@ -3,9 +3,9 @@
     SliceOrder -> (fetch what is missing into this node's store) -> verify -> StageFiles for the backend
                -> Hello: digests from the manifest that was checked, versions from the libraries that are installed here
 
-**Promises** nothing is mapped whose every bit was not checked once on this node (`paranoid`: at every start), and the
-`Hello` is this side's truth, never an echo of the driver's. **Fails with** `CorruptWeightsError` (file, tensor, expected,
-actual), `NetworkError`, `UsageError` (disk space). **Called by** the worker.
+`SHARDWISE_STORE_CAP` limits what the store keeps. **Promises** nothing is mapped whose every bit was not checked once on
+this node (`paranoid`: at every start), and the `Hello` is this side's truth, never an echo of the driver's. **Fails with**
+`CorruptWeightsError` (file, tensor, expected, actual), `NetworkError`, `UsageError` (disk space). **Called by** the worker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardwise.shards.pieces import PieceSource, pieces_of_folder, pieces_of_mod
 from shardwise.shards.progress import OnTransfer, ProgressMeter, TransferProgress
 from shardwise.shards.slicing import StageFiles
 from shardwise.shards.stage_paths import paths_of, stage_files
-from shardwise.shards.store import ShardStore, default_store
+from shardwise.shards.store import ShardStore, default_cap_bytes, default_store
 from shardwise.shards.transfer import TransferOptions
 from shardwise.shards.verification import ensure_verified
 from shardwise.shards.verify import paths_in
@@ -83,13 +83,17 @@ def own_slice(
         return
     store = ShardStore(Path(order.store) if order.store else default_store())
     with store.hold([wanted]):
-        folder = _fetched(store, order, wanted, key, context, keys, lambda how: progress("fetching", how))
+        folder = _kept_or_fetched(store, order, wanted, key, context, keys, lambda how: progress("fetching", how))
         paths = paths_in(folder, wanted.files)
-        verify(paths, record_dir=folder)
+        try:
+            verify(paths, record_dir=folder)
+        except CorruptWeightsError:
+            store.discard(wanted)  # the next start fetches it again
+            raise
         yield stage_files(order.manifest, stage, paths)
 
 
-def _fetched(
+def _kept_or_fetched(
     store: ShardStore,
     order: SliceOrder,
     wanted: StageSlice,
@@ -108,7 +112,11 @@ def _fetched(
                 pieces = PeerPieces(context, peer.address, keys=keys, peer_public=peer.public_key)
                 sources.append(stack.enter_context(pieces))
         options = TransferOptions(peer_bytes_per_s=order.peer_bytes_per_s)
-        return store.fetch(wanted, sources, key=key, options=options, progress=progress)[0]
+        folder, _ = store.fetch(wanted, sources, key=key, options=options, progress=progress)
+    cap_bytes = default_cap_bytes()
+    if cap_bytes is not None:
+        store.collect(cap_bytes)  # what is held, this slice among it, stays
+    return folder
 
 
 def _local_sources(order: SliceOrder) -> list[PieceSource]:
