@@ -47,6 +47,11 @@ class Unsharded:
             self._decode(prompt[start : start + self._chunk])
         return self._logits()
 
+    def step(self, token: int) -> npt.NDArray[np.float32]:
+        """Logits [V] after one more token."""
+        self._decode([token])
+        return self._logits()
+
     def generate(self, prompt: list[int], num_tokens: int, settings: SamplingSettings | None = None) -> list[int]:
         """Token ids, end-of-text ignored."""
         sampler = Sampler(settings or SamplingSettings(), self.vocab, self.vocab_size)
