@@ -22,6 +22,7 @@ from shardwise.deploy.fallback import fallback_options
 from shardwise.deploy.moving import move_stage, place_for
 from shardwise.deploy.options import Placement, RunOptions
 from shardwise.deploy.relayout import Change, relayout
+from shardwise.deploy.slices import recut_stage
 from shardwise.deploy.stall import Refill, SessionRows, refill_times
 from shardwise.deploy.supervisor import Supervisor
 from shardwise.deploy.survivors import nodes_with_room, split_over, surviving_stages
@@ -302,6 +303,10 @@ class Deployment:
             layout.places[stage] = place
         self.engine.stop(layout.names[stage], grace_s=0.0)
         self.engine.start(layout.spec(stage, epoch))
+
+    def recut(self, stage: int) -> None:
+        """Cut the stage's slice from the model again (`supervisor.Restarter`)."""
+        recut_stage(self.model, self.options, self.manifest, stage)
 
     def rebuild(self, action: RecoveryAction, what: str, timeout_s: float) -> None:
         """A new split over the survivors, or the fallback model on one of them (`supervisor.Restarter`)."""

@@ -19,6 +19,7 @@ class Measured:
     def __init__(self, deployment: Deployment, request: GenerationRequest) -> None:
         self._deployment, self._request = deployment, request
         self.tokens: list[Token] = []
+        self.predicted: dict[str, Any] | None = None  # set by whoever predicted the run
         deployment.stats(reset=True)
 
     def stream(self) -> Iterator[Token]:
@@ -49,7 +50,7 @@ class Measured:
             "prefill_tokens_per_s": len(self._request.prompt) / first_s,
             "stages": stage_figures(deployment, stats),
             "boundaries": boundary_figures(deployment, stats),
-            "predicted": None,
+            "predicted": self.predicted,
             "recoveries": [plain(r) for r in deployment.recoveries],
             "model": {
                 "name": model.name,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardwise.deploy.options import RunOptions
-from shardwise.errors import UsageError
+from shardwise.errors import CorruptWeightsError, UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.shards.manifest import Manifest, ManifestSettings
 from shardwise.shards.packing import make_manifest, pack_model
@@ -34,6 +34,19 @@ def prepare_slices(
         return manifest, [slice_model(source, 0, model.num_layers, directory)]
     manifest = pack_model(source, counts, directory, settings, progress=progress)
     return manifest, stage_files(manifest, directory)
+
+
+def recut_stage(model: ModelDescription, options: RunOptions, manifest: Manifest, stage: int) -> None:
+    """Make a stage's files anew, because they were found damaged. `CorruptWeightsError` where the model itself is."""
+    if len(manifest.stages) == 1:
+        raise CorruptWeightsError("the model's own file is damaged", where=str(weights_path(model)), hint="download it again")
+    for file in manifest.stages[stage].files:
+        (slice_dir(model, options) / file.name).unlink(missing_ok=True)
+    again, _ = prepare_slices(model, options)
+    if again.digest != manifest.digest:
+        raise CorruptWeightsError(
+            "the model's file has changed", where=str(weights_path(model)), expected=manifest.digest, actual=again.digest
+        )
 
 
 def weights_path(model: ModelDescription) -> Path:

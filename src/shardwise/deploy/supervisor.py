@@ -17,7 +17,7 @@ from typing import Protocol
 
 from shardwise.clock import Clock
 from shardwise.cluster.engine import ClusterEngine
-from shardwise.errors import ReplyTimeout, SessionLost, ShardwiseError
+from shardwise.errors import CorruptWeightsError, ReplyTimeout, SessionLost, ShardwiseError
 from shardwise.records import replace
 from shardwise.session.driver import Driver
 from shardwise.session.recovery import Available, Cause, Incident, RecoveryAction, RecoveryPolicy, next_action
@@ -50,6 +50,10 @@ class Restarter(Protocol):
 
     def restart_stage(self, stage: int, epoch: int, node: str) -> None:
         """Start the stage's worker anew with that epoch."""
+        ...
+
+    def recut(self, stage: int) -> None:
+        """Cut the stage's slice from the model again."""
         ...
 
     def rebuild(self, action: RecoveryAction, what: str, timeout_s: float) -> None:
@@ -104,7 +108,8 @@ class Supervisor:
 
     def _from_driver(self, stage: int, error: ShardwiseError) -> None:
         """A worker reported a failure of the whole stage, or takes no messages."""
-        self.report(Fault(stage, Cause.CRASHED, error.one_line()))
+        cause = Cause.CORRUPT if isinstance(error, CorruptWeightsError) else Cause.CRASHED
+        self.report(Fault(stage, cause, error.one_line()))
 
     # -- watching -----------------------------------------------------------------------------------------------
 
@@ -137,19 +142,27 @@ class Supervisor:
         stages = range(self._driver.num_stages)
         if (ended := self._find_ended(stages)) is not None:
             return ended
-        with self._faults_lock:
-            faults, self._faults = self._faults, []
-        if faults:
-            return faults[0]
+        if (told := self._find_told()) is not None:
+            return told
         if not self._driver.connected:
             return None
         return self._find_silent(stages) or self._find_stuck(self._clock.now_s())
+
+    def _find_told(self) -> Fault | None:
+        """What workers reported; what explains most comes first."""
+        with self._faults_lock:
+            faults, self._faults = self._faults, []
+        return next((fault for fault in faults if fault.cause is Cause.CORRUPT), faults[0] if faults else None)
 
     def _find_ended(self, stages: Iterable[int]) -> Fault | None:
         for stage in stages:
             status = self._engine.status(self._restarter.worker_name(stage))
             if not status.alive:
                 self._stop.wait(LAST_WORD_S)
+                with self._faults_lock:
+                    words = [f for f in self._faults if f.stage == stage and f.cause is Cause.CORRUPT]
+                if words:
+                    return words[0]
                 code = status.exit_status or 0
                 how = f"signal {-code}" if code < 0 else f"status {status.exit_status}"
                 tail = (status.log_tail.strip().splitlines() or ["no output"])[-1]
@@ -204,7 +217,8 @@ class Supervisor:
         while not self._stop.is_set():
             elapsed_s = self._clock.now_s() - started_s
             incident = lost.get(fault.stage, Incident(cause=fault.cause, stage=fault.stage))
-            incident = replace(incident, elapsed_s=elapsed_s)
+            cause = Cause.CORRUPT if fault.cause is Cause.CORRUPT else incident.cause
+            incident = replace(incident, elapsed_s=elapsed_s, cause=cause)
             action = next_action(incident, self._policy, self._restarter.available(fault.stage))
             self.on_change(f"stage {fault.stage} {fault.cause} ({fault.what}): {action.kind} {action.node}".strip())
             if action.kind == "give_up":
@@ -230,7 +244,7 @@ class Supervisor:
         """Do it, and wait until every stage is connected again; returns what failed meanwhile. Hold `Restarter.changing`."""
         started_s = self._clock.now_s()
         promote, rebuild = action.kind == "promote", action.kind in ("replan", "fallback")
-        lost = (action.stage,) if promote else stages if action.kind == "restart" or rebuild else ()
+        lost = (action.stage,) if promote else stages if action.kind != "reconnect" else ()
         with self._faults_lock:
             self._faults.clear()
         what = action.kind if rebuild else f"{action.kind} of stage {action.stage}"
@@ -238,6 +252,8 @@ class Supervisor:
         if rebuild:
             self._restarter.rebuild(action, what, self._policy.deadline_s)
             return None
+        if action.kind == "recut":
+            self._restarter.recut(action.stage)
         for stage in () if promote else lost:
             self._restarter.restart_stage(stage, epoch, action.node if stage == action.stage else "")
         fault = self._wait_connected(lost, action)

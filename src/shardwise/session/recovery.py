@@ -7,6 +7,7 @@ The order is by predicted stall, cheapest first, and every action is tried once 
 1. promote      a replica stands by: a hot one holds the stage's KV, a standby one is refilled
 2. reconnect    the processes live, only the path between two of them is stuck
 3. restart      the same node, or another one that has the slice; its neighbour refills it
+   recut        the same after the slice was found to be damaged: it is cut from the model again first
 4. replan       a new split over the survivors; sessions are replayed
 5. fallback     a smaller model or quantization on one node; the answer says so
 6. give_up      `SessionLost`, with what was tried
@@ -76,7 +77,7 @@ class Available(Record):
 class RecoveryAction(Record):
     """What to do now."""
 
-    kind: str  # promote | reconnect | restart | replan | fallback | give_up
+    kind: str  # promote | reconnect | restart | recut | replan | fallback | give_up
     stage: int
     node: str = ""
     grade: str = "exact"
@@ -127,7 +128,9 @@ def _candidates(incident: Incident, available: Available, grade: str) -> list[Re
         add("promote", refill_s, node=available.hot_replica, grade=grade)
     if incident.cause is Cause.STUCK:
         add("reconnect", 0.0)
-    if available.node_alive:
+    if incident.cause is Cause.CORRUPT:  # the files are made (or fetched) again first
+        add("recut", available.restart_s + refill_s, node=available.node, grade=grade)
+    elif available.node_alive:
         add("restart", available.restart_s + refill_s, node=available.node, grade=grade)
     for node in available.other_nodes:
         if node != available.node:
