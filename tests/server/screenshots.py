@@ -29,7 +29,9 @@ def main(out: Path) -> None:
     places = [Placement(node=name) for name in MACHINES]
     engine = LocalEngine(dict.fromkeys(MACHINES, ()))
     with launch("sample", options, engine=engine, placements=places) as deployment, running_server(deployment) as server:
-        server.state.operator = Operator(server.slot, lambda layers, on_progress: deployment, drain_s=5)
+        server.state.operator = Operator(
+            server.slot, lambda layers, on_progress: deployment, drain_s=5, note=server.state.live.note
+        )
         server.state.live.operations = server.state.operator.allowed
         server.state.live.capacities = {"desktop": 2 * 2**30, "laptop": 2**30, "nas": 2**29}
         wait_until(lambda: deployment.readiness().ready, 60, "the first token")
@@ -55,16 +57,16 @@ def take(browser: Browser, server: Running, out: Path) -> None:
         ("home-phone", "/", 390, "light"),
     ):
         page = open_page(browser, server, path, width, scheme)
-        page.locator(".lane").first.wait_for(timeout=20000)
+        page.locator(".lane").first.wait_for(timeout=60000)
         CLOCK.sleep(4)  # let the line of the last minutes grow
         page.screenshot(path=out / f"{name}.png", full_page=True)
         page.close()
     for name, width, scheme in (("chat-light", 1000, "light"), ("chat-phone", 390, "dark")):
         page = open_page(browser, server, "/chat", width, scheme)
-        page.fill("#max", "60") if page.locator("#max").is_visible() else None
+        page.evaluate("document.getElementById('max').value = '48'")
         page.fill("#prompt", "Name three colours and say why you like them.")
         page.keyboard.press("Enter")
-        page.locator(".turn.assistant .meta").wait_for(timeout=60000)
+        page.locator(".turn.assistant .meta").wait_for(timeout=90000)
         page.screenshot(path=out / f"{name}.png")
         page.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -43,7 +44,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture
 def operable(server: Running, deployment: Deployment) -> Iterator[Running]:
-    server.state.operator = Operator(server.slot, lambda layers, on_progress: deployment, drain_s=5)
+    server.state.operator = Operator(server.slot, lambda layers, on_progress: deployment, drain_s=5, note=server.state.live.note)
     server.state.live.operations = server.state.operator.allowed
     yield server
     server.state.operator = None
@@ -73,6 +74,25 @@ def test_a_new_split_is_previewed_before_anything_moves(page: Page, operable: Ru
     page.get_by_label("Layers of each stage").fill("10,10")
     page.get_by_role("button", name="Preview the move").click()
     expect(page.locator("#operate [role=alert]")).to_contain_text("add up to 20")
+
+
+def test_a_new_split_is_applied_under_load_and_no_request_is_lost(page: Page, operable: Running) -> None:
+    page.goto(operable.url)
+    expected = operable.chat("Tell a story.", max_tokens=40).json()["choices"][0]["message"]["content"]
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(operable.chat, "Tell a story.", max_tokens=40)
+        page.get_by_label("Layers of each stage").fill("8,12,10")
+        page.get_by_role("button", name="Preview the move").click()
+        page.get_by_role("button", name="Apply").click()
+        expect(page.locator(".stage.ready")).to_have_count(3, timeout=60_000)
+        expect(page.locator("#events")).to_contain_text("new split 8+12+10: done", timeout=30_000)
+        assert running.result(timeout=60).json()["choices"][0]["message"]["content"] == expected
+    page.get_by_label("Layers of each stage").fill("15,15")
+    page.get_by_role("button", name="Preview the move").click()
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator(".stage.ready")).to_have_count(2, timeout=60_000)
+    expect(page.locator("#events")).to_contain_text("new split 15+15: done", timeout=30_000)
+    assert operable.chat().status_code == 200
 
 
 def test_drain_refuses_new_requests_and_ends(page: Page, operable: Running) -> None:

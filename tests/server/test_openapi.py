@@ -53,5 +53,5 @@ def test_answers_are_as_described(described: Any, method: str, path: str) -> Non
 
 def test_nothing_is_left_out(described: Any) -> None:
     found = {(operation.ok().method.upper(), operation.ok().path) for operation in described.get_all_operations()}
-    operating = {("POST", f"/api/{name}") for name in ("drain", "resume", "stop", "start", "restart", "replan/apply")}
+    operating = {("POST", f"/api/{name}") for name in ("drain", "resume", "stop", "start", "restart", "leave", "replan/apply")}
     assert found == set(OPERATIONS) | operating | {("GET", "/api/events")}

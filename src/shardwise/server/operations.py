@@ -1,10 +1,10 @@
 """What can be done to a running deployment from the dashboard: drain, stop, start, restart a machine's workers, re-plan.
 
-A re-plan is previewed first: which layers would change hands, and how many bytes that is. Applying it drains, closes and launches
-anew, because a stage's slice is loaded once. Every operation runs in a thread of its own; the slot tells what is going on.
+A re-plan is previewed first: which layers would change hands, and how many bytes that is. A deployment that is `Movable` changes
+under load and loses no request; another one is drained, closed and launched anew. Every operation runs in a thread of its own.
 
-**Promises:** one operation at a time; running requests end first (at most `drain_s`). **Fails when:** the new split is impossible
-(`UsageError`, the old deployment keeps running) or cannot be launched (the slot then says why). **Called by:** the routes.
+**Promises:** one operation at a time; where a move fails the old split goes on. **Fails when:** the new split is impossible
+(`UsageError`, at once) or a new launch fails (the slot then says why). **Called by:** the routes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from shardwise.errors import QueueFull, RemoteFailure, ShardwiseError, UsageError
 from shardwise.model.description import ModelDescription
@@ -80,24 +80,40 @@ def _name(index: int, node: str) -> str:
     return f"stage {index} ({node})" if node else f"stage {index}"
 
 
-class Operator:
-    """Acts on the slot's deployment."""
+@runtime_checkable
+class Movable(Protocol):
+    """A deployment that can change under load, without losing a request."""
 
-    def __init__(self, slot: EngineSlot, relaunch: Relaunch, *, drain_s: float) -> None:
-        self._slot, self._relaunch, self._drain_s = slot, relaunch, drain_s
+    def relayout(self, layers: tuple[int, ...] = ()) -> None: ...
+
+    def replace_worker(self, stage: int) -> None: ...
+
+    def drain(self, node: str) -> None: ...
+
+
+class Operator:
+    """Acts on the slot's deployment. `note(kind, text)` is told how an operation went."""
+
+    def __init__(
+        self, slot: EngineSlot, relaunch: Relaunch, *, drain_s: float, note: Callable[[str, str], None] = lambda kind, text: None
+    ) -> None:
+        self._slot, self._relaunch, self._drain_s, self._note = slot, relaunch, drain_s, note
         self._busy = threading.Lock()
 
     def allowed(self) -> dict[str, bool]:
-        """Which operations make sense now."""
-        running = self._slot.engine is not None
+        """Which operations make sense now; `live` tells that a new split loses no request."""
+        engine = self._slot.engine
         idle = not self._busy.locked()
+        live = engine is not None and isinstance(engine, Movable)
         return {
-            "drain": running and not self._slot.draining,
-            "resume": running and self._slot.draining and idle,
-            "stop": running and idle,
-            "start": not running and idle and self._slot.stopped,
-            "restart": running and idle and hasattr(self._slot.engine, "engine"),
-            "replan": running and idle,
+            "drain": engine is not None and not self._slot.draining,
+            "resume": engine is not None and self._slot.draining and idle,
+            "stop": engine is not None and idle,
+            "start": engine is None and idle and self._slot.stopped,
+            "restart": live and idle,
+            "leave": live and idle and engine is not None and len({stage.node for stage in engine.stages}) > 1,
+            "replan": engine is not None and idle,
+            "live": live,
         }
 
     def preview(self, layers: tuple[int, ...]) -> Preview:
@@ -109,28 +125,44 @@ class Operator:
         """Begin to move to the split; returns at once."""
         engine = self._running()
         preview_split(engine.model, engine.stages, layers)
-        self._in_background(lambda: self._move(layers))
+        what = f"new split {'+'.join(map(str, layers))}"
+        if isinstance(engine, Movable):
+            self._in_background(what, lambda: engine.relayout(layers), keeps_running=True)
+        else:
+            self._in_background(what, lambda: self._move(layers))
 
     def stop(self) -> None:
         """Begin to drain and close; returns at once."""
         self._running()
-        self._in_background(self._close)
+        self._in_background("stop", self._close)
 
     def start(self) -> None:
         """Begin to launch as it was launched first; returns at once."""
         if self._slot.engine is not None:
             raise UsageError("the model is running already", where="start")
-        self._in_background(lambda: self._launch(()))
+        self._in_background("start", lambda: self._launch(()))
 
     def restart_node(self, node: str) -> None:
-        """End a machine's workers; recovery starts them again and the sessions go on."""
+        """Begin to replace a machine's workers one by one; the sessions go on."""
+        engine, chosen = self._movable_on(node)
+
+        def replace_all() -> None:
+            for stage in chosen:
+                engine.replace_worker(stage)
+
+        self._in_background(f"new workers on {node}", replace_all, keeps_running=True)
+
+    def leave_node(self, node: str) -> None:
+        """Begin to move every stage away from a machine that is to be switched off."""
+        engine, _ = self._movable_on(node)
+        self._in_background(f"everything leaves {node}", lambda: engine.drain(node), keeps_running=True)
+
+    def _movable_on(self, node: str) -> tuple[Movable, list[int]]:
         engine = self._running()
-        chosen = [stage for stage in engine.stages if stage.node == node]
-        workers = getattr(engine, "engine", None)
-        if not chosen or workers is None:
-            raise UsageError(f"no machine '{node[:80]}' holds a stage", where="node")
-        for stage in chosen:
-            workers.stop(engine.worker_name(stage.index) if hasattr(engine, "worker_name") else f"stage-{stage.index}")
+        chosen = [stage.index for stage in engine.stages if stage.node == node]
+        if not chosen or not isinstance(engine, Movable):
+            raise UsageError(f"no machine '{node[:80]}' holds a stage that can be moved", where="node")
+        return engine, chosen
 
     def _running(self) -> Engine:
         engine = self._slot.engine
@@ -138,22 +170,25 @@ class Operator:
             raise UsageError("no model is running", where="operate", hint="start it first")
         return engine
 
-    def _in_background(self, work: Callable[[], None]) -> None:
+    def _in_background(self, what: str, work: Callable[[], object], *, keeps_running: bool = False) -> None:
+        """Do it in a thread; where it fails the slot fails too, unless the old deployment `keeps_running`."""
         if not self._busy.acquire(blocking=False):
             raise QueueFull("another operation is under way", hint="wait for its end")
 
         def run() -> None:
-            failure: ShardwiseError | None = RemoteFailure("the operation broke; the log has the reason", where="operate")
+            failure: ShardwiseError | None = RemoteFailure(f"{what} broke; the log has the reason", where="operate")
             try:
                 work()
                 failure = None
             except ShardwiseError as error:
                 failure = error
             finally:
-                if failure is not None:
+                if failure is not None and not keeps_running:
                     self._slot.fail(failure)
+                self._note("good" if failure is None else "bad", f"{what}: {'done' if failure is None else failure.one_line()}")
                 self._busy.release()
 
+        self._note("info", f"{what}: begun")
         threading.Thread(target=run, name="operate", daemon=True).start()
 
     def _close(self) -> None:

@@ -92,7 +92,7 @@ def serve_forever(
     slot = EngineSlot(loading=loading)
     app = create_app(slot, settings, keys=keys)
     state: ServerState = app.state.shardwise
-    state.operator = Operator(slot, launch, drain_s=settings.drain_s)
+    state.operator = Operator(slot, launch, drain_s=settings.drain_s, note=state.live.note)
     state.live.operations = state.operator.allowed
     bound = listen(settings)
     config = uvicorn.Config(

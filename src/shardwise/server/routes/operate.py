@@ -76,9 +76,16 @@ async def start(_: Nothing, operator: Operating) -> dict[str, str]:
 
 @router.post("/restart", responses=_ANSWERS | ok("restarting"))
 async def restart(body: Node, operator: Operating) -> dict[str, str]:
-    """Start a machine's workers anew; sessions are recovered."""
+    """Replace a machine's workers one by one; sessions go on."""
     await in_thread(lambda: operator.restart_node(body.node))
     return {"status": "restarting"}
+
+
+@router.post("/leave", responses=_ANSWERS | ok("leaving"))
+async def leave(body: Node, operator: Operating) -> dict[str, str]:
+    """Move every stage away from a machine that is to be switched off."""
+    await in_thread(lambda: operator.leave_node(body.node))
+    return {"status": "leaving"}
 
 
 @router.post("/replan/preview", responses=_ANSWERS | ok("what would move"))

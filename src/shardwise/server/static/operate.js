@@ -37,7 +37,8 @@ export function drawOperate(place, card, picture) {
       button("Accept requests again", can.resume, () => act("/api/resume")),
       button("Stop the model", can.stop, () => act("/api/stop")),
       button("Start the model", can.start, () => act("/api/start")),
-      nodes.map((node) => button(`Restart the workers of ${node}`, can.restart, () => act("/api/restart", { node })))),
+      nodes.map((node) => button(`New workers on ${node}`, can.restart, () => act("/api/restart", { node }))),
+      nodes.length > 1 && nodes.map((node) => button(`Move everything off ${node}`, can.leave, () => act("/api/leave", { node })))),
     can.replan && replanForm(picture),
     message && h("p", { class: "banner", role: "alert" }, message));
 }
@@ -55,7 +56,7 @@ function replanForm(picture) {
       h("label", { for: "split" }, "Layers of each stage"), input, h("button", { type: "submit", class: "plain" }, "Preview the move"),
       h("span", { id: "split-help", class: "note" }, `now ${current}, ${picture.model.num_layers} in all`)),
     preview && h("div", {},
-      h("p", { class: "note" }, preview.moves.length ? `${bytes(preview.moved_bytes)} of weights change hands; running requests end first, then the model is loaded anew.` : "Nothing would move."),
+      h("p", { class: "note" }, preview.moves.length ? `${bytes(preview.moved_bytes)} of weights change hands. ${latest.operations.live ? "The old workers serve until the new ones are ready; no request is lost." : "Running requests end first, then the model is loaded anew."}` : "Nothing would move."),
       preview.moves.length > 0 && h("table", {},
         h("thead", {}, h("tr", {}, ["Layers", "From", "To", "Weights"].map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", {}, preview.moves.map((move) => h("tr", {}, h("td", {}, `${move.layers[0]}–${move.layers[1] - 1}`), h("td", {}, move.source), h("td", {}, move.target), h("td", {}, bytes(move.weight_bytes)))))),
