@@ -29,9 +29,9 @@ def test_a_slower_run_is_worse_and_a_faster_one_better() -> None:
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
 def test_noise_is_never_called_a_regression(noise: float) -> None:
-    """Forty pairs of runs of the same thing, quiet and busy."""
+    """Thirty pairs of runs of the same thing, quiet and busy."""
     wrong = 0
-    for seed in range(40):
+    for seed in range(30):
         found = compare(_run(2 * seed, noise=noise), _run(2 * seed + 1, noise=noise))  # type: ignore[arg-type]
         wrong += len(found.regressions)
     assert wrong == 0

@@ -10,8 +10,11 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import psutil
+
+from shardwise.bench.environment import load_1min
 from shardwise.bench.lab.home import Lab
 from shardwise.bench.lab.plan import Host
 from shardwise.bench.stats import ks_distance, ks_p_value, quantile
@@ -75,34 +78,38 @@ class LabCheck(Record):
 
 def check_rates(rates_bytes_per_s: Sequence[float]) -> list[LabCheck]:
     """Each rate through the kernel's token bucket and through the relay, within 5 %."""
-    found = []
-    for relay in (False, True):
-        for rate in rates_bytes_per_s:
-            shape = LinkShape(bytes_per_s=rate)
-            with Lab([Host(name="a", up=shape, relay=relay), Host(name="b", relay=relay)]) as lab:
-                measured = measure_rate(lab, "a", "b", duration_s=1.0)
-                if abs(measured / rate - 1) > 0.05:  # a busy machine: once more, for longer
-                    measured = measure_rate(lab, "a", "b", duration_s=3.0)
-            name = f"rate through the {'relay' if relay else 'bridge'}"
-            ok = abs(measured / rate - 1) <= 0.05
-            found.append(LabCheck(what=name, asked=rate, measured=measured, unit="B/s", tolerance="5 %", ok=ok))
-    return found
+    pairs = [(relay, rate) for relay in (False, True) for rate in rates_bytes_per_s]
+    return [_unless_busy(lambda relay=relay, rate=rate: _check_rate(rate, relay=relay)) for relay, rate in pairs]  # type: ignore[misc]
+
+
+def _check_rate(rate: float, *, relay: bool) -> LabCheck:
+    shape = LinkShape(bytes_per_s=rate)
+    with Lab([Host(name="a", up=shape, relay=relay), Host(name="b", relay=relay)]) as lab:
+        measured = measure_rate(lab, "a", "b", duration_s=1.5)
+    name = f"rate through the {'relay' if relay else 'bridge'}"
+    ok = abs(measured / rate - 1) <= 0.05
+    return LabCheck(what=name, asked=rate, measured=measured, unit="B/s", tolerance="5 %", ok=ok)
 
 
 def check_delays(delays_s: Sequence[float]) -> list[LabCheck]:
     """Each one-way delay, median of 200, within 0.2 ms."""
-    found = []
-    for delay_s in delays_s:
-        shape = LinkShape(delay_s=delay_s)
-        with Lab([Host(name="a", up=shape, relay=True), Host(name="b", relay=True)]) as lab:
-            measured = quantile(measure_delays(lab, "a", "b", num=200), 0.5)
-        ok = abs(measured - delay_s) <= 0.2e-3
-        found.append(LabCheck(what="one-way delay", asked=delay_s, measured=measured, unit="s", tolerance="0.2 ms", ok=ok))
-    return found
+    return [_unless_busy(lambda delay_s=delay_s: _check_delay(delay_s)) for delay_s in delays_s]  # type: ignore[misc]
+
+
+def _check_delay(delay_s: float) -> LabCheck:
+    shape = LinkShape(delay_s=delay_s)
+    with Lab([Host(name="a", up=shape, relay=True), Host(name="b", relay=True)]) as lab:
+        measured = quantile(measure_delays(lab, "a", "b", num=200), 0.5)
+    ok = abs(measured - delay_s) <= 0.2e-3
+    return LabCheck(what="one-way delay", asked=delay_s, measured=measured, unit="s", tolerance="0.2 ms", ok=ok)
 
 
 def check_jitter(shape: LinkShape, *, num: int = 250) -> LabCheck:
     """The jitter's distribution by a one-sample KS test (n datagrams, far enough apart not to queue); ok = p >= 0.01."""
+    return _unless_busy(lambda: _check_jitter(shape, num))
+
+
+def _check_jitter(shape: LinkShape, num: int) -> LabCheck:
     every_s = max(0.004, 1.2 * shape.jitter_quantile_s(0.9995))
     with Lab([Host(name="a", up=shape, relay=True), Host(name="b", relay=True)], seed=1) as lab:
         delays_s = measure_delays(lab, "a", "b", num=num, every_s=every_s)
@@ -110,6 +117,16 @@ def check_jitter(shape: LinkShape, *, num: int = 250) -> LabCheck:
     p_value = ks_p_value(distance, len(delays_s))
     name = f"{shape.jitter_kind} jitter, KS p-value (n = {len(delays_s)}, D = {distance:.3f})"
     return LabCheck(what=name, asked=0.01, measured=p_value, unit="", tolerance="p >= 0.01", ok=p_value >= 0.01)
+
+
+def _unless_busy(check: Callable[[], LabCheck], num_tries: int = 4) -> LabCheck:
+    """Check; where the machine is overloaded (more wanted cores than there are), a failure may be its own: again."""
+    found = check()
+    for _ in range(num_tries - 1):
+        if found.ok or load_1min() <= psutil.cpu_count():
+            break
+        found = check()
+    return found
 
 
 def check_all() -> list[LabCheck]:
