@@ -50,7 +50,7 @@ def test_plan_for_people_and_as_json(cluster: str, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     scripted = shardwise("plan", "llama-3-70b:q4_k_m", "--cluster", cluster, "--json", "--out", str(out))
     document = json.loads(scripted.stdout)
-    assert [stage["layers"][0] for stage in document["stages"]][0] == 0
+    assert document["stages"][0]["layers"][0] == 0
     assert document["optimal"] is True
     assert json.loads(out.read_text())["stages"] == document["stages"]
 

@@ -32,8 +32,15 @@ def timed(cluster: ClusterProfile, kind: str, users: int = 1) -> tuple[Plan, flo
 
 
 @pytest.mark.parametrize("kind", ["latency", "bottleneck"])
-def test_80_layers_on_16_machines_are_proven_in_5_seconds(kind: str) -> None:
-    plan, seconds = timed(many_nodes(16, 1), kind)
+def test_80_layers_on_16_machines_are_proven(kind: str) -> None:
+    assert timed(many_nodes(16, 1), kind)[0].optimal
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["latency", "bottleneck"])
+def test_80_layers_on_16_machines_are_proven_in_5_seconds(kind: str, seed: int) -> None:
+    plan, seconds = timed(many_nodes(16, seed), kind)
     assert plan.optimal
     assert seconds < 5.0
 
