@@ -9,10 +9,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwise.tp import TensorParallelConfig, apply_tensor_parallel, gather
+from shardwise.tp import PackedColwiseParallel, TensorParallelConfig, apply_tensor_parallel, gather
 from tests.tp.parity import full_grads, relative, same_bits
 
 STEPS = 8
+
+
+_LATENT = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 12,
+    "n_group": 2,
+    "topk_group": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
 
 
 def _language_configs(heads: int, kv_heads: int, layers: int) -> dict[str, Any]:
@@ -38,6 +53,12 @@ def _language_configs(heads: int, kv_heads: int, layers: int) -> dict[str, Any]:
         "qwen3_moe": tf.Qwen3MoeConfig(**moe, head_dim=8, num_experts=12, moe_intermediate_size=24, norm_topk_prob=True),
         "mixtral": tf.MixtralConfig(**moe, head_dim=8, num_local_experts=12),
         "phi3": tf.Phi3Config(**(wide | {"hidden_size": 8 * heads})),
+        "minimax_m2": tf.MiniMaxM2Config(**moe, head_dim=8, num_local_experts=12, rotary_dim=4),
+        "olmo2": tf.Olmo2Config(**(wide | {"hidden_size": 8 * heads})),
+        "deepseek_v3": tf.DeepseekV3Config(**(moe | {"num_key_value_heads": heads} | _LATENT)),
+        "gpt2": tf.GPT2Config(
+            vocab_size=97, n_embd=8 * heads, n_layer=layers, n_head=heads, n_positions=64, bos_token_id=1, eos_token_id=2
+        ),
         "gemma3": tf.Gemma3TextConfig(**wide, head_dim=8, sliding_window=4, query_pre_attn_scalar=8),
     }
 
@@ -63,6 +84,23 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
             "model.layers.*.self_attn.o_proj": "rowwise",
             "model.layers.*.mlp.gate_up_proj": "packed_colwise",
             "model.layers.*.mlp.down_proj": "rowwise",
+        }
+    },
+    "gpt2": {
+        "packed": {
+            "transformer.h.*.attn.c_attn": PackedColwiseParallel([1, 1, 1]),
+            "transformer.h.*.attn.c_proj": "rowwise",
+            "transformer.h.*.mlp.c_fc": "colwise",
+            "transformer.h.*.mlp.c_proj": "rowwise",
+            "lm_head": "colwise_gather_output",
+        }
+    },
+    "deepseek_v3": {
+        "heads": {
+            "model.layers.*.self_attn.q_b_proj": "colwise",
+            "model.layers.*.self_attn.kv_a_proj_with_mqa": "mla_kv_a_proj",
+            "model.layers.*.self_attn.kv_b_proj": "colwise",
+            "model.layers.*.self_attn.o_proj": "rowwise",
         }
     },
     "experts": {"expert_parallel": {"model.layers.*.mlp.experts": "expert_parallel"}},
@@ -111,8 +149,6 @@ def _plan(model: nn.Module, name: str, plan: str) -> dict[str, Any] | None:
         }  # what the expert plan of transformers says
     rules = dict(PLANS[name][plan])
     if name == "phi3":
-        from shardwise.tp import PackedColwiseParallel
-
         config = model.config
         size = config.hidden_size // config.num_attention_heads
         blocks = [config.num_attention_heads * size, config.num_key_value_heads * size, config.num_key_value_heads * size]

@@ -48,6 +48,19 @@ def test_phi3_with_its_fused_projections_really_split(ranks: Callable[[int], Ran
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [("minimax_m2", "own"), ("olmo2", "own"), ("deepseek_v3", "own"), ("deepseek_v3", "heads"), ("gpt2", "packed")],
+)
+def test_norms_over_all_heads_latent_attention_and_transposed_weights(
+    ranks: Callable[[int], Ranks], name: str, plan: str
+) -> None:
+    for shares in (None, [5, 3]):
+        check(
+            ranks(2).run("tests.tp.cases_models:language", name=name, heads=12, kv_heads=4, shares=shares, plan=plan, train=True)
+        )
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_whole_experts_per_rank(ranks: Callable[[int], Ranks], world: int, name: str) -> None:

@@ -41,9 +41,14 @@ class Attention:
     path: str
     split: HeadSplit
     fused: bool
+    latent: bool = False
+    """Multi-head latent attention: queries, keys with values, and outputs have sizes of their own per head."""
 
     def part_for(self, role: str, size: int) -> Partition | None:
         """The partition of a projection with `role` ('q', 'kv' or 'out') and `size` features."""
+        if self.latent:
+            heads = self.split.q
+            return heads.scaled(size // heads.size) if size % heads.size == 0 else None
         if role == "kv" and size == self.split.kv.size * self.split.head_dim:
             return self.split.kv_features
         if role != "kv" and size == self.split.q.size * self.split.head_dim:
@@ -76,10 +81,10 @@ class HeadBook:
         owner = self.owner_of(path)
         if owner is not None and (part := owner.part_for(role, size)) is not None:
             return part
-        if role == "kv":
+        if role == "kv" or (owner is not None and owner.latent):
             return None
         for attention in self._by_block.get(block_prefix(path), []):
-            if (part := attention.part_for("q", size)) is not None:
+            if not attention.latent and (part := attention.part_for("q", size)) is not None:
                 return part
         return None
 
@@ -110,6 +115,12 @@ def find_attentions(modules: Mapping[str, nn.Module], matches: Sequence[Match], 
         name = leaf_name(match.name)
         parent_path = adapted_path(match.name).rpartition(".")[0]
         if parent_path in found or name not in families.QUERY_NAMES | families.FUSED_QKV_NAMES:
+            continue
+        latent = _int_attribute(modules[parent_path], ("kv_lora_rank",))
+        heads = _int_attribute(modules[parent_path], families.NUM_HEADS_ATTRIBUTES)
+        if latent is not None and heads is not None:
+            split = split_heads(heads[1], heads[1], 1, degree, shares, where=parent_path)
+            found[parent_path] = Attention(parent_path, split, fused=False, latent=True)
             continue
         sizes = _qkv_sizes(modules, match, module, parent_path)
         if sizes is None:
@@ -197,6 +208,8 @@ def attribute_changes(module: nn.Module, attention: Attention) -> list[Attribute
 
 def implied_norm_styles(modules: Mapping[str, nn.Module], attention: Attention) -> dict[str, tuple[str, Partition | None]]:
     """Norms on queries and keys inside an attention module: path -> (style name, partition of a norm over all heads)."""
+    if attention.latent:
+        return {}  # its norms act on the latent vectors, before the heads
     split = attention.split
     prefix = f"{attention.path}." if attention.path else ""
     out: dict[str, tuple[str, Partition | None]] = {}

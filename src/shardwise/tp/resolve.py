@@ -35,6 +35,7 @@ from shardwise.tp.dims import (
     check_fit,
     cut_dim,
     cut_size,
+    is_transposed,
     kind_of,
     layouts_for,
     own_tensors,
@@ -212,6 +213,8 @@ class _Resolver:
         self.shards[match.name] = ModuleShard(
             match.name, style, match.rule, layouts_for(module, style.cut, part, match.name), part
         )
+        if style.cut == "out" and is_transposed(module):
+            self.attributes.append(AttributeChange(match.name, "nf", part.local_sizes))  # Conv1D reshapes its output by it
 
     def _norm_part(self, path: str, size: int) -> Partition:
         owner = self.heads.owner_of(path)
