@@ -10,6 +10,7 @@ from shardwise.bench.parts import account, culprits, refine_offsets, to_common_c
 from shardwise.bench.result import ClockOffset, StageVisit, TokenTrace, TrialError, TrialResult
 from shardwise.bench.stats import Interval, bootstrap_ratio, quantile
 from shardwise.errors import UsageError
+from shardwise.records import replace
 from tests.bench.builders import make_case, make_result, make_trial
 
 CASE = make_case()
@@ -35,6 +36,15 @@ def test_noise_is_never_called_a_regression(noise: float) -> None:
         found = compare(_run(2 * seed, noise=noise), _run(2 * seed + 1, noise=noise))  # type: ignore[arg-type]
         wrong += len(found.regressions)
     assert wrong == 0
+
+
+def test_a_busier_machine_is_not_a_regression() -> None:
+    """The same thing, three times as slow because three times as many processes want a core."""
+    quiet = [replace(make_trial(CASE, r), machine_s=2e-3, load_1min=1.0) for r in range(3)]
+    busy = [replace(make_trial(CASE, r, factor=3.0), machine_s=3e-3, load_1min=12.0) for r in range(3)]
+    assert compare(make_result(quiet), make_result(busy)).regressions == []
+    slower = [replace(trial, machine_s=2e-3, load_1min=1.0) for trial in busy]
+    assert compare(make_result(quiet), make_result(slower)).regressions
 
 
 def test_few_repetitions_are_said_to_be_too_few() -> None:

@@ -7,7 +7,8 @@ when all of this holds, otherwise it is called noise:
 - it is larger than the two-sided t interval of the logarithms (1 % for all cases together, Bonferroni), with the larger of
   the case's own spread and the spread pooled over all cases, because three repetitions may be alike by chance;
 - it is larger than `NOISE_FLOOR`, what a home machine does to a median between two runs of the same thing;
-- it is larger than one and a half times what the machine itself differs, as a fixed piece of computing beside each trial shows.
+- it is larger than what the machine itself may have done: the ratio of its busyness (a fixed piece of computing timed beside
+  each trial, times processes a core) in the two runs, squared.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def compare(base: ResultFile, new: ResultFile, *, metrics: Sequence[Metric] = ME
         pairs = {key: pair for key, pair in pairs.items() if pair[0] and pair[1]}
         yardstick = _Yardstick(pairs)
         for key, (old, fresh) in pairs.items():
-            drift = _machine_drift(base_cases[key], new_cases[key])
+            drift = _machine_drift(
+                _busyness(base_cases[key], base.environment.num_cores), _busyness(new_cases[key], new.environment.num_cores)
+            )
             noise = max(floor, yardstick.noise(old, fresh), drift)
             differences.append(_difference(key, metric, old, fresh, noise))
     worse = {d.case for d in differences if d.outcome == "worse" and d.metric.startswith("inter_token")}
@@ -125,12 +128,16 @@ def pooled_parts(result: ResultFile, key: str) -> list[PartSeries]:
     return [PartSeries(kind=kind, where=where, seconds=tuple(values)) for (kind, where), values in pooled.items()]  # type: ignore[arg-type]
 
 
-def _machine_drift(old: Sequence[TrialResult], new: Sequence[TrialResult]) -> float:
-    """How much the machine itself differs between the two runs of a case, one and a half times, as a share."""
-    before, after = ([trial.machine_s for trial in side if trial.machine_s] for side in (old, new))
-    if not before or not after:
-        return 0.0
-    return math.expm1(1.5 * abs(math.log(quantile(after, 0.5) / quantile(before, 0.5))))
+def _busyness(trials: Sequence[TrialResult], num_cores: int) -> float:
+    """How busy the machine was: a fixed piece of computing, times how many processes shared a core; 0 = not known."""
+    values = [trial.machine_s * max(1.0, trial.load_1min / num_cores) for trial in trials if trial.machine_s]
+    return quantile(values, 0.5) if values else 0.0
+
+
+def _machine_drift(old: float, new: float) -> float:
+    """What a difference in busyness may do to a figure, as a share. Squared, because waiting for a core hits tails twice:
+    a token waits once a stage, and the longest of many waits grows faster than the mean."""
+    return (max(old, new) / min(old, new)) ** 2 - 1.0 if old and new else 0.0
 
 
 def _difference(key: str, metric: Metric, old: list[float], new: list[float], noise: float) -> Difference:
