@@ -25,7 +25,7 @@ from shardwise.deploy.relayout import Change, relayout
 from shardwise.deploy.slices import recut_stage
 from shardwise.deploy.stall import Refill, SessionRows, refill_times
 from shardwise.deploy.supervisor import Supervisor
-from shardwise.deploy.survivors import nodes_with_room, split_over, surviving_stages
+from shardwise.deploy.survivors import nodes_with_room, num_stages_on, split_over, surviving_stages
 from shardwise.deploy.tokenizer import LlamaTokenizer
 from shardwise.deploy.workers import Layout, Replica
 from shardwise.errors import ReplyTimeout, ShardwiseError, UsageError
@@ -321,6 +321,8 @@ class Deployment:
         places = [self.layout.places[stage] for stage in survivors]
         if action.kind == "fallback":
             assert self._fallback is not None
+            known = [place_for(self.layout, self.engine, node) for node in self.engine.nodes()]
+            places += [place for place in known if place is not None]
             self._change(self._fallback, fallback_options(self.options), (places or self.layout.places)[:1], change)
             self.degraded = self._fallback.name
         else:
@@ -366,8 +368,9 @@ class Deployment:
         mine = [status.index for status in self.stages if status.node == node]
         if mine and not others:
             raise UsageError(f"no other node can take the stages of '{node}'", where="drain", hint="add a node first")
-        for turn, stage in enumerate(mine):
-            self.replace_worker(stage, place_for(self.layout, self.engine, others[turn % len(others)]))
+        for stage in mine:
+            emptiest = min(others, key=lambda n: num_stages_on(self.layout, n))
+            self.replace_worker(stage, place_for(self.layout, self.engine, emptiest))
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:

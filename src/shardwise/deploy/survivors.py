@@ -20,10 +20,15 @@ def surviving_stages(layout: Layout, lost: int, nodes: Sequence[str]) -> list[in
 
 
 def nodes_with_room(layout: Layout, stage: int, nodes: Sequence[str], free_bytes: Mapping[str, int]) -> list[str]:
-    """Other nodes that can hold the stage, those with most room first."""
+    """Other nodes that can hold the stage: those with most room first, then those with fewest stages."""
     needed = _bytes(layout, layout.manifest.layers[stage])
     fits = [n for n in nodes if n != layout.places[stage].node and (not free_bytes.get(n) or free_bytes[n] >= needed)]
-    return sorted(fits, key=lambda n: -free_bytes.get(n, 0))
+    return sorted(fits, key=lambda n: (-free_bytes.get(n, 0), num_stages_on(layout, n)))
+
+
+def num_stages_on(layout: Layout, node: str) -> int:
+    """How many stages run there."""
+    return sum(place.node == node for place in layout.places)
 
 
 def split_over(
