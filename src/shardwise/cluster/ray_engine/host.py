@@ -7,6 +7,7 @@ promises: Ray ends the actor's process with the driver, the job or the raylet, a
 
 from __future__ import annotations
 
+import os
 import threading
 
 import msgspec
@@ -29,6 +30,7 @@ class NodeHost:
     """One per node and broker."""
 
     def __init__(self) -> None:
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to 1 for actors that reserve no processor
         self._changed = threading.Condition()
         self._version = 0
         self._engine = LocalEngine(on_change=self._bump)
