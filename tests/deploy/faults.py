@@ -47,6 +47,16 @@ class Watched:
                 self._over = bool(event.finish_reason)
             self._changed.notify_all()
 
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def wait_changed(self, timeout_s: float) -> None:
+        """Until something came, or so long."""
+        with self._changed:
+            if not self._over:
+                self._changed.wait(timeout_s)
+
     def wait_for(self, num_tokens: int) -> None:
         """Until so many tokens came (or the end)."""
         with self._changed:
