@@ -60,17 +60,17 @@ def hidden_from(folders: list[Path]) -> tuple[str, ...]:
 
 @pytest.mark.netns
 def test_nodes_that_have_nothing_fetch_their_slices_from_the_driver(sample_gguf: Path, tmp_path: Path) -> None:
-    options = RunOptions(num_stages=3, context_tokens=128, max_sessions=1, cache_dir=str(tmp_path / "driver"))
+    options = RunOptions(num_stages=2, context_tokens=128, max_sessions=1, cache_dir=str(tmp_path / "driver"))
     with launch(sample_gguf, options) as deployment:
         expected = [token.id for token in deployment.generate(PROMPT, max_tokens=8)]
     elsewhere = hidden_from([tmp_path / "driver", sample_gguf.parent])
-    places = [Placement(host=host, prefix=elsewhere) for host in ("127.0.0.2", "127.0.0.3", "127.0.0.1")]
+    places = [Placement(host=host, prefix=elsewhere) for host in ("127.0.0.2", "127.0.0.3")]
     stored = []
     for _ in range(2):
         with launch(sample_gguf, options, placements=places) as deployment:
             assert [token.id for token in deployment.generate(PROMPT, max_tokens=8)] == expected
         stored.append({path: path.stat().st_ino for path in (tmp_path / "cache" / "store" / "slices").rglob("*.gguf")})
-    assert len(stored[0]) == 4
+    assert len(stored[0]) == 3
     assert stored[0] == stored[1]  # the second launch fetched nothing
     total = sum(file.num_bytes for stage in deployment.manifest.stages for file in stage.files)
     assert sum(path.stat().st_size for path in stored[0]) == total
