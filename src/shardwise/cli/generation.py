@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from shardwise.bench.run_prediction import predict_local
 from shardwise.cli.common import output
 from shardwise.cli.tables import boundary_table, predicted_line, stage_table, summary_line
 from shardwise.deploy import Deployment, RunOptions, launch
@@ -38,8 +39,9 @@ def generate_once(
     sampling: SamplingSettings,
     stop: tuple[str, ...],
     ignore_eos: bool,
+    predict: bool = True,
 ) -> None:
-    """Launch, generate, report."""
+    """Launch, predict, generate, report."""
     out = output()
     with start(model, options) as deployment:
         request = GenerationRequest(
@@ -50,6 +52,12 @@ def generate_once(
             ignore_eos=ignore_eos,
         )
         measured = Measured(deployment, request)
+        if predict:
+            measured.predicted, why = predict_local(
+                deployment.model, deployment.options, prompt_tokens=len(request.prompt), output_tokens=max_tokens
+            )
+            if why and out.verbose:
+                out.note(f"no prediction: {why}")
         for token in measured.stream():
             if not out.json:
                 sys.stdout.write(token.text)

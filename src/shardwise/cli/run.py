@@ -52,6 +52,7 @@ def run(  # one parameter a flag
     stop: flags.Stop = None,
     ignore_eos: flags.IgnoreEos = False,
     logprobs: Annotated[int, typer.Option("--logprobs", help="Candidates a token in --json; -1 = none.")] = -1,
+    predict: Annotated[bool, typer.Option("--predict/--no-predict", help="Predict the run first (a short probe, once).")] = True,
 ) -> None:
     """Generate once, streamed; then show where the time went."""
     text = _prompt_text(prompt, file)
@@ -102,6 +103,7 @@ def run(  # one parameter a flag
         sampling=settings,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
+        predict=predict,
     )
 
 

@@ -153,7 +153,10 @@ class _Ring:
             self.now_s = to_s
 
     def send(self, stage: int, now_s: float, rows: _Rows, chunk: int) -> None:
-        """Put a step on the hop behind `stage`; deliver in order."""
+        """Put a step on the hop behind `stage`; deliver in order. A single stage queues its own tokens at once."""
+        if self.stages == 1:
+            self.decodes[0].extend(rows)
+            return
         hop = self.timing.hops[stage]
         returning = stage == self.stages - 1
         busy_s = hop.base_s + hop.row_s * len(rows) if chunk < 0 or returning else hop.chunk_s

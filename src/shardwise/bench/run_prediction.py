@@ -1,0 +1,59 @@
+"""A prediction for a run on this machine: rates from the cache, or from a probe of about a second, once a model.
+
+**Promises** never an error: where this machine cannot be measured in time there is no prediction and a reason.
+**Called by** `cli.generation`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.clock import SystemClock
+from shardwise.cluster.machine import usable_cores, usable_memory_bytes
+from shardwise.deploy.options import RunOptions, main_quantization
+from shardwise.deploy.predict import as_document, predict_run
+from shardwise.errors import ShardwiseError
+from shardwise.machines.profile import NodeProfile
+from shardwise.model.description import ModelDescription
+from shardwise.probe.for_model import ModelProbe, model_rates
+from shardwise.probe.run import cache_folder
+
+PROBE_BUDGET_S, PROBE_TIMEOUT_S = 0.4, 4.0
+
+
+def predict_local(
+    model: ModelDescription, options: RunOptions, *, prompt_tokens: int, output_tokens: int
+) -> tuple[dict[str, Any] | None, str]:
+    """(`predicted` of `run --json` or None, why there is none)."""
+    if options.gpu_layers:
+        return None, "only stages on the CPU are predicted"
+    try:
+        node = own_node(model, options)
+        found = predict_run(model, options, node, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+    except ShardwiseError as error:
+        return None, error.one_line()
+    return as_document(found), ""
+
+
+def own_node(model: ModelDescription, options: RunOptions) -> NodeProfile:
+    """This machine, with what it does with this model."""
+    probe = ModelProbe(
+        threads=options.threads,
+        budget_s=PROBE_BUDGET_S,
+        layers=2,
+        decode_rows=(1,),
+        prefill_rows=(options.chunk(main_quantization(model)), 16),
+        context_tokens=256,
+        kv_type=options.kv_type,
+        timeout_s=PROBE_TIMEOUT_S,
+    )
+    rates = model_rates(model, probe, cache_folder(), SystemClock())
+    return NodeProfile(
+        name="local",
+        memory_bytes=usable_memory_bytes(),
+        memory_bytes_per_s=rates[0].weight_bytes_per_s,
+        compute_flops_per_s=rates[0].compute_flops_per_s,
+        num_cores=usable_cores(),
+        machine="local",
+        rates=rates,
+    )
