@@ -109,7 +109,7 @@ def _choose_split(evidence: Evidence, good: list[Option]) -> Verdict:
     enough = [option for option in good if option.contended_p95_s <= fastest.contended_p95_s * SAME]
     chosen = min(enough, key=lambda option: (option.num_nodes, option.contended_p95_s))
     wanted = evidence.splits[0]
-    tail = f"p95 between tokens is {_ms(chosen.contended_p95_s)} on the busy network, within {_ms(evidence.target_p95_s)}."
+    tail = f"p95 between tokens is {_ms(chosen.contended_p95_s)} on the worst network, within {_ms(evidence.target_p95_s)}."
     if chosen.num_nodes < wanted.num_nodes:
         reasons = [f"{chosen.name}: {tail}"]
         if wanted in good:
@@ -142,8 +142,8 @@ def _when_nothing_is_good(evidence: Evidence) -> Verdict:
             option=option.name,
             headline="The network is what is wrong: use a cable (or a quieter channel), then split.",
             reasons=(
-                f"{option.name} has p95 {_ms(option.contended_p95_s)} on the busy network, above {limit}.",
-                f"On the quiet or wired network it has {_ms(option.quiet_p95_s)}.",
+                f"{option.name} has p95 {_ms(option.contended_p95_s)} on the worst network, above {limit}.",
+                f"On the calmest network it has {_ms(option.quiet_p95_s)}.",
             ),
         )
     smaller = [option for option in _runs(evidence.smaller) if option.contended_p95_s <= evidence.target_p95_s]

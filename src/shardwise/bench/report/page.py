@@ -49,4 +49,4 @@ def render_html(result: ResultFile) -> str:
 
 
 def _title(case: Case) -> str:
-    return f"{short_name(case)}, on {case.network}"
+    return ", ".join([short_name(case), *case.faults, f"on {case.network}"])

@@ -64,7 +64,8 @@ class Findings(Record):
 def gather_findings(result: ResultFile) -> Findings:
     """See `Findings`."""
     rows = sorted((_row(result, key, trials) for key, trials in result.cases().items()), key=_reading_order)
-    gaps = [account(trial).gap for trial in result.trials if trial.parts and trial.case.num_users == 1]
+    plain = [trial for trial in result.trials if trial.parts and trial.case.num_users == 1 and not trial.case.faults]
+    gaps = [account(trial).gap for trial in plain]
     return Findings(
         verdict=decide(gather_evidence(result)),
         rows=tuple(row for row in rows if row.case.engine == "shardwise"),
