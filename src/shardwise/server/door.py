@@ -66,7 +66,8 @@ class Door:
             if message["type"] == "http.response.start":
                 answer.status = message["status"]
                 out = MutableHeaders(scope=message)
-                for name, value in (_SECURITY_HEADERS | answer.extra | {"X-Request-Id": answer.request_id}).items():
+                marks = answer.extra | self._fallback() | {"X-Request-Id": answer.request_id}
+                for name, value in (_SECURITY_HEADERS | marks).items():
                     out[name] = value
             else:
                 answer.num_bytes += len(message.get("body", b""))
@@ -83,6 +84,11 @@ class Door:
             await problem.response()(scope, receive, send_marked)
         finally:
             self._record(scope, answer, self._state.clock.now_s() - started_s)
+
+    def _fallback(self) -> dict[str, str]:
+        """Says so where another model answers, because the split one was lost."""
+        model = getattr(self._state.slot.engine, "degraded", "")
+        return {"X-Shardwise-Fallback": model} if model else {}
 
     async def _enter(self, scope: Scope, headers: Headers, answer: _Answer) -> Response | None:
         """Everything that can be decided from the headers; an answer where there is nothing more to do."""
