@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from shardwise.errors import UsageError
-from shardwise.tp import TensorParallelConfig, apply_tensor_parallel, empty_model, infer_plan, report, simulate
+from shardwise.errors import UnsupportedModelError, UsageError
+from shardwise.tp import TensorParallelConfig, apply_tensor_parallel, empty_model, infer_plan, report, report_folder, simulate
 from shardwise.tp.bound import bound_modules
 from shardwise.tp.threads import run_ranks
 from tests.tp import models
@@ -64,6 +65,20 @@ def test_report_on_meta_and_its_lists() -> None:
     assert "KV heads" in found.notes[0]
     with pytest.raises(UsageError, match="evenly over 4"):
         report(model, plan, degree=4)
+
+
+def test_report_of_a_folder_reads_its_config_only(tmp_path: Path) -> None:
+    model = language_model("llama", 12, 4)
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.config.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == []
+    found = report_folder(tmp_path, shares=[2, 1])
+    assert found.bytes_per_rank == report(model, None, [2, 1]).bytes_per_rank
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        report_folder(tmp_path / "nothing")
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
+    with pytest.raises(UnsupportedModelError, match="no_such_model"):
+        report_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "gemma3"])

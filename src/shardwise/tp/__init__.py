@@ -22,6 +22,7 @@ from shardwise.tp.apply import apply_tensor_parallel, plan_of, resolved_of, undo
 from shardwise.tp.checkpoint import save_full, save_sharded
 from shardwise.tp.collectives import Collectives, LoneCollectives
 from shardwise.tp.config import TensorParallelConfig
+from shardwise.tp.folder import report_folder
 from shardwise.tp.gather import gather
 from shardwise.tp.infer import InferredPlan, infer_plan
 from shardwise.tp.kernels import register_kernel
@@ -56,6 +57,7 @@ __all__ = [
     "register_kernel",
     "register_style",
     "report",
+    "report_folder",
     "resolve_plan",
     "resolved_of",
     "save_full",
