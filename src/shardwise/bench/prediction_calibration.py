@@ -168,7 +168,9 @@ def fit(
     prefill_scale = two.prefill_s[0] / _layers_s(cost, plain, decode=False)
     table, kv = node.rates
     scaled = _scaled(table, decode_scale, prefill_scale)
-    head_s = max(_LEAST_S, two.decode_s[1] - decode_scale * _layers_s(cost, two.layers[1], decode=True))
+    beyond_s = two.decode_s[1] - decode_scale * _layers_s(cost, two.layers[1], decode=True)
+    as_layers_s = model.head_bytes * scaled.timings[0].layer_s.value / scaled.timing_layer_bytes
+    head_s = min(max(beyond_s, as_layers_s / 2), 2 * as_layers_s)  # noise must not make it free, or rule
     scaled = replace(scaled, weight_bytes_per_s=Measurement(value=model.head_bytes / head_s, method="head of a short run"))
     kv = replace(kv, weight_bytes_per_s=Measurement(value=kv.weight_bytes_per_s.value / decode_scale, method="scaled as layers"))
     hop_s = links["loopback"].latency_s.value

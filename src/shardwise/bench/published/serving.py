@@ -1,7 +1,7 @@
-"""A pipeline that serves many users at once: what one token and one prompt take on their way, at the median.
+"""A pipeline that serves many users at once: what one token and one prompt take on their way, at the median and at p95.
 
-Fails (with `Skip`) for what depends on the arrivals and on the scheduler's queue, which no row states: tails, means over tails,
-and throughput at saturation.
+A prompt at p95 is a long one; a token at p95 meets a prompt at two stages (its own and the next). Fails (with `Skip`) for
+what depends on the arrivals and on the scheduler's queue, which no row states: means over such tails, throughput at saturation.
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ from shardwise.planner.cost_compute import StepShape
 
 PROMPT_TOKENS, ANSWER_TOKENS = 763, 232  # means of the Azure conversation trace, which Helix's workloads are drawn from
 _MEDIAN_PROMPT_TOKENS = 0.75 * PROMPT_TOKENS  # the trace is skewed: its median lies a quarter below its mean
+_P95_PROMPT_TOKENS = 1700  # Helix leaves out prompts beyond 2,048
+_PROMPTS_MET = 2
 _ELEMENT_BYTES = 2.0
 _QUEUE = "depends on arrivals and on the scheduler's queue, which the row does not state"
 
 
 def serve(case: Case, calibration: Calibration) -> float | Skip:
-    """The median time of a token or of a prompt, in the row's unit."""
+    """The time of a token or of a prompt, in the row's unit."""
     ask = case.ask
     if ask.quantity == "serve_rate":
         return Skip(f"throughput at saturation {_QUEUE}")
-    if ask.quantile != "p50":
+    if ask.quantile not in ("p50", "p95"):
         return Skip(f"{ask.quantile or 'a mean'} of a serving system {_QUEUE}")
+    tail = ask.quantile == "p95"
+    prompt = StepShape.prefill(_P95_PROMPT_TOKENS if tail else _MEDIAN_PROMPT_TOKENS, 0, last=True)
     if ask.quantity == "serve_prompt":
-        shape = StepShape.prefill(_MEDIAN_PROMPT_TOKENS, 0, last=True)
-    else:
-        shape = StepShape.decode(batch_rows(case), PROMPT_TOKENS + ANSWER_TOKENS / 2)
-    return ask.in_unit(_path_s(case, calibration, shape))
+        return ask.in_unit(_path_s(case, calibration, prompt, tail))
+    seconds = _path_s(case, calibration, StepShape.decode(batch_rows(case), PROMPT_TOKENS + ANSWER_TOKENS / 2), tail)
+    if tail:
+        usual = StepShape.prefill(_MEDIAN_PROMPT_TOKENS, 0, last=True)
+        seconds += _PROMPTS_MET * _path_s(case, calibration, usual, tail) / stages_of(case)
+    return ask.in_unit(seconds)
 
 
 def stages_of(case: Case) -> int:
@@ -52,7 +58,7 @@ def batch_rows(case: Case) -> float:
     return max(1.0, sessions / stages_of(case))
 
 
-def _path_s(case: Case, calibration: Calibration, shape: StepShape) -> float:
+def _path_s(case: Case, calibration: Calibration, shape: StepShape, tail: bool = False) -> float:
     """Layers on the devices of one path, and a hop behind every stage."""
     kinds: dict[str, tuple[float, float]] = {}  # device -> (its memory, seconds of all layers)
     parts = {d.spec.name: tiers(case, d, calibration) for d in dict.fromkeys(case.devices)}
@@ -62,7 +68,7 @@ def _path_s(case: Case, calibration: Calibration, shape: StepShape) -> float:
     if len(kinds) == 1:
         compute_s = next(iter(kinds.values()))[1]
     elif any(word in case.row.strategy for word in ("separate", "sub-cluster")):
-        return _fastest_pipeline_s(case, calibration, shape)
+        return _of_several_s(case, calibration, shape, tail)
     elif len(case.devices) == len(case.row.layers) or not case.row.layers:
         weights = shares(case, [parts[d.spec.name] for d in case.devices])
         compute_s = sum(w * kinds[d.spec.name][1] for w, d in zip(weights, case.devices)) / sum(weights)
@@ -72,11 +78,12 @@ def _path_s(case: Case, calibration: Calibration, shape: StepShape) -> float:
     return compute_s + stages_of(case) * (case.framework.hop_s + message_s(case.link, size))
 
 
-def _fastest_pipeline_s(case: Case, calibration: Calibration, shape: StepShape) -> float:
-    """A pipeline for each kind of device: the fastest gives most of the tokens, so the median is one of its."""
+def _of_several_s(case: Case, calibration: Calibration, shape: StepShape, tail: bool) -> float:
+    """A pipeline for each kind of device: the fastest gives most of the tokens, the slowest the tail."""
     kinds = dict.fromkeys(d.spec.name for d in case.devices)
     parts = [replace(case, devices=tuple(d for d in case.devices if d.spec.name == kind)) for kind in kinds]
-    return min(_path_s(part, calibration, shape) for part in parts)
+    seconds = [_path_s(part, calibration, shape) for part in parts]
+    return max(seconds) if tail else min(seconds)
 
 
 def _mean(values: list[float] | list[int]) -> float:
