@@ -18,8 +18,10 @@ from shardwise.errors import AuthenticationFailed, ConnectFailed, ConnectTimeout
 
 _HANDSHAKES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-# A peer that cannot open our greeting hangs up without a word, and so does one that is just restarting: ask more than once.
-_HANGUPS_BEFORE_VERDICT = 2
+# A peer that cannot open our greeting hangs up without a word and at once, again and again; one that is restarting or overloaded
+# (its handshake timeout is 0.9 s) does so less quickly. Only hang-ups in quick succession are a verdict.
+_HANGUPS_BEFORE_VERDICT = 5
+_QUICK_S = 0.5
 _HINT_KEY = "join again with a new invite, or check which key the peer has now"
 
 
@@ -31,6 +33,7 @@ class HandshakeWatch:
         self._clock = clock or SystemClock()
         self._monitor = socket.get_monitor_socket(_HANDSHAKES | _FAILURES | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED)
         self._num_hangups = 0
+        self._hung_up_s = self._clock.now_s()
         self._num_unreachable = 0
 
     def wait(self, timeout_s: float, *, peer: str = "") -> None:
@@ -62,7 +65,9 @@ class HandshakeWatch:
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             raise AuthenticationFailed("the peer does not speak encrypted shardwise", where=peer, hint="check address and port")
         if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._num_hangups += 1
+            now_s = self._clock.now_s()
+            self._num_hangups = self._num_hangups + 1 if now_s - self._hung_up_s < _QUICK_S else 1
+            self._hung_up_s = now_s
             if self._num_hangups >= _HANGUPS_BEFORE_VERDICT:
                 raise AuthenticationFailed("the peer hung up during the key exchange: its key is not the expected one",
                                            where=peer, hint=_HINT_KEY)  # fmt: skip
