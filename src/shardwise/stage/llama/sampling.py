@@ -149,7 +149,8 @@ class Sampler:
             array = (api.llama_logit_bias * len(s.logit_bias))(*[api.llama_logit_bias(token=t, bias=b) for t, b in s.logit_bias])
             steps.append(api.llama_sampler_init_logit_bias(self._vocab_size, len(s.logit_bias), array))
         if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
-            last = len(history) if s.penalty_last_tokens < 0 else s.penalty_last_tokens
+            # llama.cpp allocates as many as it is told: 2^31 would be 8 GB a token.
+            last = len(history) if s.penalty_last_tokens < 0 else min(s.penalty_last_tokens, len(history))
             penalties = api.llama_sampler_init_penalties(
                 self._vocab_size, last, s.repetition_penalty, s.frequency_penalty, s.presence_penalty
             )
