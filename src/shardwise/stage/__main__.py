@@ -15,11 +15,11 @@ import threading
 
 import zmq
 
-from shardwise.errors import ShardwiseError
+from shardwise.errors import AuthenticationFailed, ShardwiseError
 from shardwise.stage.config import WorkerConfig, read_config
 from shardwise.stage.worker import StageWorker
 from shardwise.transport.channel import Outbox
-from shardwise.transport.messages import Failure
+from shardwise.transport.messages import failure_of
 from shardwise.transport.security.keys import NodeKeys
 
 
@@ -37,17 +37,7 @@ def _watch_parent() -> None:
 def _report(config: WorkerConfig, context: zmq.Context[zmq.Socket[bytes]], error: ShardwiseError) -> None:
     keys = NodeKeys(config.public_key, config.secret_key) if config.public_key else None
     outbox = Outbox(context, config.driver_address, config.hello, keys, config.driver_key)
-    details = {k: v for k, v in error.details.items() if isinstance(v, str | int | float)}
-    outbox.send(
-        Failure(
-            stage=config.stage,
-            kind=type(error).__name__,
-            message=error.message,
-            where=error.where,
-            hint=error.hint,
-            details=details,
-        )
-    )
+    outbox.send(failure_of(error, stage=config.stage))
     outbox.close(linger_ms=2000)
 
 
@@ -66,7 +56,8 @@ def main() -> int:
         StageWorker(config, context).run()
     except ShardwiseError as error:
         print(f"error: {error.one_line()}", file=sys.stderr)
-        _report(config, context, error)
+        if not isinstance(error, AuthenticationFailed):  # the driver would not listen
+            _report(config, context, error)
         context.term()
         return error.exit_code
     context.term()

@@ -257,7 +257,7 @@ def test_a_flipped_bit_is_reported_to_the_driver_before_anything_is_mapped(deplo
 
 
 @pytest.mark.parametrize("whose", ["worker", "driver"])
-def test_a_wrong_key_is_told_within_a_second(deployment: Deployment, whose: str) -> None:
+def test_a_wrong_key_is_told_at_once(deployment: Deployment, whose: str) -> None:
     """The driver does not know this worker, or is not who the worker was told."""
     config = deployment.config(deployment.manifest, deployment.directory)
     stranger = NodeKeys.generate()
