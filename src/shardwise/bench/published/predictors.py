@@ -9,7 +9,7 @@ import re
 
 from shardwise.bench.published.calibration import Calibration
 from shardwise.bench.published.case import Case, Skip
-from shardwise.bench.published.serving import serve
+from shardwise.bench.published.serving import ANSWER_TOKENS, PROMPT_TOKENS, serve
 from shardwise.bench.published.splits import shares
 from shardwise.bench.published.steps import ends_s, launch_s, layers_s, share_s, tiers
 from shardwise.bench.published.wires import collective_s, message_s
@@ -159,7 +159,10 @@ def layer_time_s(case: Case, calibration: Calibration, override: Override | None
     """One layer alone, as a profiler times its kernels: no program around it."""
     tokens = case.ask.prompt_tokens if case.ask.quantity == "layer_prefill" else case.ask.batch
     profile = case.profile(case.devices[0].spec, calibration, override)
-    shape = StepShape.prefill(tokens, 0) if case.ask.quantity == "layer_prefill" else StepShape.decode(_rows(case), 0)
+    context = (
+        PROMPT_TOKENS + ANSWER_TOKENS / 2 if case.framework.name in ("vllm", "helix") else 0.0
+    )
+    shape = StepShape.prefill(tokens, 0) if case.ask.quantity == "layer_prefill" else StepShape.decode(_rows(case), context)
     return layer_s(case.model.layers[-1], profile, shape)
 
 

@@ -17,7 +17,7 @@ from shardwise.planner.cost_compute import StepShape
 
 PROMPT_TOKENS, ANSWER_TOKENS = 763, 232  # means of the Azure conversation trace, which Helix's workloads are drawn from
 _MEDIAN_PROMPT_TOKENS = 0.75 * PROMPT_TOKENS  # the trace is skewed: its median lies a quarter below its mean
-_P95_PROMPT_TOKENS = 1700  # Helix leaves out prompts beyond 2,048
+_P95_PROMPT_TOKENS = 2 * PROMPT_TOKENS  # Helix leaves out prompts beyond 2,048
 _PROMPTS_MET = 2
 _ELEMENT_BYTES = 2.0
 _QUEUE = "depends on arrivals and on the scheduler's queue, which the row does not state"
