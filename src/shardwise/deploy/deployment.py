@@ -36,6 +36,7 @@ from shardwise.session.handle import SessionHandle
 from shardwise.session.journal import Unfinished
 from shardwise.session.recovery import Available, RecoveryAction, RecoveryPolicy
 from shardwise.session.request import GenerationRequest, Readiness, Recovery, Token
+from shardwise.session.slow import SlowStage, rebalanced
 from shardwise.shards.manifest import Manifest
 from shardwise.transport.messages import SamplingSettings, Stats
 from shardwise.transport.security.keys import NodeKeys
@@ -102,6 +103,29 @@ class Deployment:
     def supervise(self, policy: RecoveryPolicy) -> None:
         """Begin to watch the workers, once all are ready."""
         self.supervisor = Supervisor(self.driver, self.engine, self, policy, self.driver.clock)
+        if policy.rebalance:
+            self.supervisor.on_slow = self._move_load
+
+    @property
+    def slow_stages(self) -> list[SlowStage]:
+        """Stages that compute much slower than they used to, while the others do not."""
+        return list(self.supervisor.slow) if self.supervisor is not None else []
+
+    def _move_load(self, slow: SlowStage) -> None:
+        """Give layers of a slow stage to the others, in a thread of its own: the supervisor goes on watching."""
+        figures = dict(self.driver.latest_stats)
+        counts = self.options.layer_counts(self.model)
+        if len(counts) < 2 or set(figures) != set(range(len(counts))):
+            return
+        step_s = {stage: found.decode.p50 for stage, found in figures.items()} | {slow.stage: slow.step_s}
+        layers = rebalanced(list(counts), step_s)
+
+        def act() -> None:
+            with contextlib.suppress(ShardwiseError):  # where it cannot be, things stay as they are
+                self.relayout(layers)
+
+        if layers != counts:
+            threading.Thread(target=act, name="rebalance", daemon=True).start()
 
     # -- asking -------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ from shardwise.model.description import ModelDescription
 from shardwise.model.even_split import even_split
 from shardwise.records import Record, replace
 from shardwise.session.recovery import RecoveryPolicy
+from shardwise.stage.llama.library import BLAS_HELPS
 
 WIRE_DTYPES = ("f32", "f16")
 KV_TYPES = ("f16", "q8_0")
 BLAS_CHUNK_TOKENS = 128  # where BLAS dequantizes the weights for every chunk, larger chunks pay (ADR 0003)
 PLAIN_CHUNK_TOKENS = 64
-BLAS_QUANTIZATIONS = frozenset({"Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "Q8_0", "IQ4_XS", "IQ3_S"})
 
 
 class Placement(Record):
@@ -104,7 +104,7 @@ class RunOptions(Record):
         """Rows of a prefill chunk."""
         if self.chunk_tokens:
             return self.chunk_tokens
-        return BLAS_CHUNK_TOKENS if self.blas != "off" and quantization in BLAS_QUANTIZATIONS else PLAIN_CHUNK_TOKENS
+        return BLAS_CHUNK_TOKENS if self.blas != "off" and quantization in BLAS_HELPS else PLAIN_CHUNK_TOKENS
 
     def cache(self) -> Path:
         """Where slices are kept."""

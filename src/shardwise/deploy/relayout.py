@@ -117,6 +117,8 @@ def _switch(deployment: Deployment, made: Layout, change: Change) -> None:
             raise ReplyTimeout("the session driver does not answer", where="relayout")
     if failed:
         raise failed[0]
+    if deployment.supervisor is not None:
+        deployment.supervisor.forget_history()
     deployment.replicate()
 
 

@@ -21,6 +21,7 @@ from shardwise.errors import CorruptWeightsError, ReplyTimeout, SessionLost, Sha
 from shardwise.records import replace
 from shardwise.session.driver import Driver
 from shardwise.session.recovery import Available, Cause, Incident, RecoveryAction, RecoveryPolicy, next_action
+from shardwise.session.slow import SlowStage, SlowWatch
 from shardwise.transport.messages import ProgressRequest, StatsRequest
 
 WATCH_INTERVAL_S = 0.05
@@ -96,7 +97,10 @@ class Supervisor:
         self._last_progress: object = None
         self._next_look_s = self._next_stats_s = self._next_replica_look_s = 0.0
         self.incidents: list[Incident] = []
+        self.slow: list[SlowStage] = []  # stages that compute much slower than they used to
+        self._slow_watch = SlowWatch()
         self.on_change: Callable[[str], None] = lambda what: None
+        self.on_slow: Callable[[SlowStage], None] = lambda slow: None
         driver.on_stage_lost = self._from_driver
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
@@ -105,6 +109,19 @@ class Supervisor:
         """End watching."""
         self._stop.set()
         self._thread.join(timeout=10)
+
+    def _look_for_slow(self) -> None:
+        """From the figures of the last look; named once, when it begins."""
+        known = {slow.stage for slow in self.slow}
+        self.slow = self._slow_watch.take(dict(self._driver.latest_stats))
+        for slow in self.slow:
+            if slow.stage not in known:
+                self.on_change(slow.sentence())
+                self.on_slow(slow)
+
+    def forget_history(self) -> None:
+        """The split has changed: earlier times say nothing any more."""
+        self._slow_watch, self.slow = SlowWatch(), []
 
     def _from_driver(self, stage: int, error: ShardwiseError) -> None:
         """A worker reported a failure of the whole stage, or takes no messages."""
@@ -131,6 +148,7 @@ class Supervisor:
         """Figures for predictions, and replicas that died."""
         if now_s >= self._next_stats_s and self._driver.open_sessions:
             self._next_stats_s = now_s + STATS_EVERY_S
+            self._look_for_slow()
             self._driver.call(lambda: self._driver.peers.send_all(StatsRequest(sequence=0)))
         if now_s >= self._next_replica_look_s:
             self._next_replica_look_s = now_s + REPLICA_LOOK_S

@@ -42,6 +42,7 @@ from shardwise.session.text import Tokenizer
 from shardwise.transport.channel import Envelope
 from shardwise.transport.handshake import REPLICA_STAGE
 from shardwise.transport.messages import (
+    REFILL_IMPOSSIBLE,
     AnyMessage,
     CloseSession,
     Connected,
@@ -60,7 +61,6 @@ from shardwise.transport.messages import (
 from shardwise.transport.security.keys import NodeKeys
 
 IDLE_WAIT_S = 0.25
-REFILL_IMPOSSIBLE = "refill impossible"  # `Failure.where` of a stage that has not kept enough rows
 
 
 class Driver:

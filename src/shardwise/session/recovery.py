@@ -45,7 +45,7 @@ class RecoveryPolicy(Record):
     recovery: str = "auto"  # exact | fast | auto | off
     max_stall_s: float = 60.0  # auto: beyond this an exact refill is not worth waiting for
     deadline_s: float = 120.0  # after this a session is lost
-    checkpoint_tokens: int = 64  # hot: KV goes to the replica every so many tokens
+    rebalance: bool = False  # layers move away from a stage that has become slow
     fallback_model: str = ""  # a MODEL for one node; "" = none
 
 
