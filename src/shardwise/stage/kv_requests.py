@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.errors import CorruptWeightsError, SessionLost, ShardwiseError
 from shardwise.stage.sessions import StageSession
-from shardwise.transport.messages import ExportKv, Failure, KvState
+from shardwise.transport.messages import ExportKv, KvState, failure_of
 
 if TYPE_CHECKING:
     from shardwise.stage.worker import StageWorker
@@ -73,14 +73,4 @@ def _restore(worker: StageWorker, session: StageSession, message: KvState, paylo
 
 
 def _fail(worker: StageWorker, session: int, epoch: int, error: ShardwiseError) -> None:
-    worker.links.to_driver(
-        Failure(
-            stage=worker.config.stage,
-            kind=type(error).__name__,
-            message=error.message,
-            where=error.where,
-            hint=error.hint,
-            session=session,
-            epoch=epoch,
-        )
-    )
+    worker.links.to_driver(failure_of(error, stage=worker.config.stage, session=session, epoch=epoch))

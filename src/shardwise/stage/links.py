@@ -14,7 +14,7 @@ from shardwise.records import replace
 from shardwise.stage.config import WorkerConfig
 from shardwise.transport.channel import Inbox, Outbox
 from shardwise.transport.handshake import Hello
-from shardwise.transport.messages import AnyMessage, Connect, Connected, Failure, OpenSession, Taken, Wanted
+from shardwise.transport.messages import AnyMessage, Connect, Connected, Failure, OpenSession, Taken, Wanted, failure_of
 from shardwise.transport.security.allow_list import AllowList
 from shardwise.transport.security.authenticator import Authenticator
 from shardwise.transport.security.keys import NodeKeys
@@ -186,9 +186,7 @@ class Links:
         return bool(self._greet_again)
 
     def _refused(self, error: CompatibilityError) -> Failure:
-        return Failure(
-            stage=self._config.stage, kind=type(error).__name__, message=error.message, where=error.where, hint=error.hint
-        )
+        return failure_of(error, stage=self._config.stage)
 
     @property
     def prefill_room(self) -> bool:

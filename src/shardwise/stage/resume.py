@@ -18,12 +18,10 @@ from shardwise.errors import RemoteFailure, SessionLost
 from shardwise.records import replace
 from shardwise.stage.sent_log import SentRows
 from shardwise.stage.sessions import StageSession
-from shardwise.transport.messages import OpenSession, Step, Wanted
+from shardwise.transport.messages import REFILL_IMPOSSIBLE, OpenSession, Step, Wanted
 
 if TYPE_CHECKING:
     from shardwise.stage.worker import StageWorker
-
-REFILL_IMPOSSIBLE = "refill impossible"
 
 
 def resume_position(opened: OpenSession, next_position: int, chunk_tokens: int, *, is_last: bool) -> int:

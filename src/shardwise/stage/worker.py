@@ -39,7 +39,6 @@ from shardwise.transport.messages import (
     CloseSession,
     Connect,
     ExportKv,
-    Failure,
     KvState,
     NewEpoch,
     OpenSession,
@@ -55,6 +54,7 @@ from shardwise.transport.messages import (
     StatsRequest,
     Step,
     Wanted,
+    failure_of,
 )
 
 IDLE_WAIT_S = 1.0
@@ -154,19 +154,7 @@ class StageWorker:
                 self.links.acknowledge(item.peer)
 
     def _report(self, error: ShardwiseError, session: int, epoch: int) -> None:
-        details = {k: v for k, v in error.details.items() if isinstance(v, str | int | float)}
-        self.links.to_driver(
-            Failure(
-                stage=self.config.stage,
-                kind=type(error).__name__,
-                message=error.message,
-                where=error.where,
-                hint=error.hint,
-                session=session,
-                epoch=epoch,
-                details=details,
-            )
-        )
+        self.links.to_driver(failure_of(error, stage=self.config.stage, session=session, epoch=epoch))
 
     # -- messages -----------------------------------------------------------------------------------------------
 

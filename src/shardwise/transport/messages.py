@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shardwise.errors import ProtocolMismatch
+from shardwise.errors import ProtocolMismatch, ShardwiseError
 from shardwise.records import Record
 
 PROTOCOL_VERSION = 1
@@ -308,6 +308,9 @@ class KvState(Message, tag="kv"):
     digest: str  # SHA-256 of the payload
 
 
+REFILL_IMPOSSIBLE = "refill impossible"  # `Failure.where` of a stage that has not kept enough rows for its neighbour
+
+
 class Failure(Message, tag="failure"):
     """An error as plain data; `session` 0 = the whole stage."""
 
@@ -320,6 +323,20 @@ class Failure(Message, tag="failure"):
     epoch: int = 0
     position: int = 0
     details: dict[str, str | int | float] = {}
+
+
+def failure_of(error: ShardwiseError, *, stage: int, session: int = 0, epoch: int = 0) -> Failure:
+    """An error as a message; details that are not plain are left out."""
+    return Failure(
+        stage=stage,
+        kind=type(error).__name__,
+        message=error.message,
+        where=error.where,
+        hint=error.hint,
+        session=session,
+        epoch=epoch,
+        details={k: v for k, v in error.details.items() if isinstance(v, str | int | float)},
+    )
 
 
 class Shutdown(Message, tag="shutdown"):
