@@ -64,7 +64,7 @@ def test_serve_answers_while_it_loads_then_generates_then_drains() -> None:
             process.send_signal(signal.SIGTERM)
             rest = list(stream)
         assert "data: [DONE]" in rest  # a running answer is finished
-        assert process.wait(timeout=40) in (0, -signal.SIGTERM, 143)
+        assert process.wait(timeout=40) == 0
         assert any("Tell a story" not in line for line in lines)
         assert not any("Tell a story" in line for line in lines)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -63,13 +64,8 @@ def serve(  # one parameter a flag
         raise MissingExtraError.for_extra("server", "shardwise serve") from error
 
     if new_api_key:
-        key = command.make_key(
-            api_key_file, new_api_key, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute
-        )
-        if output().json:
-            output().document({"name": new_api_key, "key": key})
-        output().show(key)
-        output().note(f"the key '{new_api_key}' is shown this once; only its hash is kept")
+        limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+        _show_key(new_api_key, command.make_key(api_key_file, new_api_key, **limits))
         return
     keys = command.read_key_file(api_key_file)
     settings = ServerSettings(
@@ -99,5 +95,33 @@ def serve(  # one parameter a flag
         fetch_bytes_per_s=flags.fetch_rate(fetch_rate),
     )
     command.serve_command(
-        command.local_launch(model, options), settings, keys=keys, say=output().note, access_log=access_log and not output().quiet
+        command.local_launch(model, options),
+        settings,
+        keys=keys,
+        say=output().note,
+        access_log=access_log and not output().quiet,
+        expect=_expectation(plan, local=not nodes),
     )
+
+
+def _show_key(name: str, key: str) -> None:
+    if output().json:
+        output().document({"name": name, "key": key})
+    output().show(key)
+    output().note(f"the key '{name}' is shown this once; only its hash is kept")
+
+
+def _expectation(plan: Path | None, *, local: bool) -> Callable[[Any], Any]:
+    """What the dashboard compares with: the plan's promise, or a prediction from rates of this machine."""
+    from shardwise.server import command
+
+    promised = command.planned(plan)
+
+    def expect(engine: Any) -> Any:
+        if promised is not None or not local:
+            return promised or command.predicted(None)
+        from shardwise.bench.run_prediction import predict_local
+
+        return command.predicted(predict_local(engine.model, engine.options, prompt_tokens=256, output_tokens=128)[0])
+
+    return expect

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from shardwise.errors import UsageError
+from shardwise.planner.plan_file import load_plan
+from shardwise.planner.types import Prediction
 from shardwise.records import replace
 from shardwise.server.access import ApiKey, new_key, read_keys
-from shardwise.server.engine import Engine
+from shardwise.server.engine import Engine, EngineSlot, Expectation
 from shardwise.server.operations import Relaunch
 from shardwise.server.run import serve_forever
 from shardwise.server.settings import ServerSettings
@@ -53,21 +57,42 @@ def local_launch(model: str, options: RunOptions) -> Relaunch:
     return launch_it
 
 
+def planned(plan: Path | None) -> Expectation | None:
+    """What the plan promised."""
+    if plan is None:
+        return None
+    found = load_plan(plan)
+    return Expectation(found.predicted, found.advice)
+
+
+def predicted(document: dict[str, Any] | None) -> Expectation:
+    """A prediction in the JSON of `run`."""
+    return Expectation(None if document is None else msgspec.convert(document, Prediction))
+
+
 def serve_command(
-    launch: Relaunch, settings: ServerSettings, *, keys: tuple[ApiKey, ...], say: Callable[[str], None], access_log: bool
+    launch: Relaunch,
+    settings: ServerSettings,
+    *,
+    keys: tuple[ApiKey, ...],
+    say: Callable[[str], None],
+    access_log: bool,
+    expect: Callable[[Engine], Expectation] = lambda engine: Expectation(),
 ) -> None:
-    """Serve until a signal; tells where, and when it is ready."""
+    """Serve until a signal; tells where, and when it is ready. `expect` may take seconds: it is asked once the model runs."""
     if access_log:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         logger = logging.getLogger("shardwise.server")
         logger.addHandler(handler)
+        logger.propagate = False
         logger.setLevel(logging.INFO)
 
     def listening(url: str) -> None:
         say(f"dashboard {url}/   API {url}/v1   metrics {url}/metrics   (loading; /health/ready tells how far)")
 
-    def ready(engine: Engine) -> None:
+    def ready(slot: EngineSlot, engine: Engine) -> None:
         say(f"ready: {engine.model.name} {engine.model.quantization} in {len(engine.stages)} stage(s); Ctrl-C drains and ends")
+        slot.expectation = expect(engine)
 
     serve_forever(launch, settings, keys=keys, on_listening=listening, on_ready=ready)

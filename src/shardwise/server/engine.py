@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from shardwise.errors import ShardwiseError
 from shardwise.model.description import ModelDescription
+from shardwise.planner.types import Advice, Prediction
 from shardwise.session.request import GenerationRequest, Readiness, Recovery, Token
 from shardwise.session.text import Tokenizer as Tokenizer
 from shardwise.transport.messages import Stats
@@ -56,7 +57,7 @@ class Engine(Protocol):
     Promises: after `submit` the callback gets tokens in order and exactly one last event (a token with a
     `finish_reason` or an error), from a thread of the deployment; a cancelled session gets its last event too.
     Fails when: `submit` raises `QueueFull`, `ContextFull` or `UsageError` at once, or delivers them as the event.
-    Called by: the routes, the live view, metrics. A deployment that was planned also has `predicted` and `advice`.
+    Called by: the routes, the live view, metrics.
     """
 
     @property
@@ -105,6 +106,14 @@ class LoadingProgress:
     step: str = "loading"
 
 
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What was said of the deployment before it ran: by its plan, or by a prediction from measured rates."""
+
+    prediction: Prediction | None = None
+    advice: Advice | None = None
+
+
 class EngineSlot:
     """Where the deployment stands, before, while and after it runs. Thread-safe."""
 
@@ -116,6 +125,7 @@ class EngineSlot:
         self._draining = False
         self._stopped = False
         self._progress = LoadingProgress(None, None)
+        self.expectation = Expectation()
 
     @property
     def engine(self) -> Engine | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.planner.types import Advice, BoundaryPrediction, Prediction
+from shardwise.planner.types import BoundaryPrediction, Prediction
 from shardwise.records import replace
 from shardwise.server.engine import Engine
 from shardwise.transport.messages import Quantiles, Stats
@@ -31,18 +31,6 @@ class Boundary:
     predicted: BoundaryPrediction | None
 
 
-def predicted_of(engine: Engine) -> Prediction | None:
-    """The plan's prediction, where the deployment came from a plan."""
-    found = getattr(engine, "predicted", None)
-    return found if isinstance(found, Prediction) else None
-
-
-def advice_of(engine: Engine) -> Advice | None:
-    """The plan's advice, where there is one."""
-    found = getattr(engine, "advice", None)
-    return found if isinstance(found, Advice) else None
-
-
 def context_tokens(engine: Engine) -> int:
     """Positions that one session may use."""
     options = getattr(engine, "options", None)
@@ -55,11 +43,10 @@ def max_sessions(engine: Engine) -> int:
     return int(getattr(options, "max_sessions", 1))
 
 
-def boundaries(engine: Engine, stats: Sequence[Stats]) -> list[Boundary]:
+def boundaries(engine: Engine, stats: Sequence[Stats], predicted: Prediction | None) -> list[Boundary]:
     """All hops whose stages have figures."""
     nodes = {stage.index: stage.node for stage in engine.stages}
     by_stage = {one.stage: one for one in stats}
-    predicted = predicted_of(engine)
     predictions = predicted.boundaries if predicted is not None else ()
     offsets = _clock_offsets(engine)
     out = []

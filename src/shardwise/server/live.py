@@ -129,9 +129,8 @@ class LiveView:
                 "model": snapshot.model_picture(engine),
                 "stages": stages,
                 "nodes": snapshot.node_pictures(stages, self.capacities),
-                "boundaries": snapshot.boundary_pictures(engine, self._stats),
-                "prediction": snapshot.prediction_picture(engine),
-                "advice": snapshot.advice_picture(engine),
+                "boundaries": snapshot.boundary_pictures(engine, self._stats, self._slot.expectation.prediction),
+                **snapshot.expectation_picture(self._slot.expectation),
                 "recoveries": [plain(one) for one in engine.recoveries],
             }
         return out

@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shardwise.planner.types import Prediction
 from shardwise.server.activity import Activity
 from shardwise.server.engine import Engine, EngineSlot
-from shardwise.server.figures import Boundary, boundaries, predicted_of
+from shardwise.server.figures import Boundary, boundaries
 from shardwise.transport.messages import Quantiles, Stats
 
 _TTFT_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
@@ -80,10 +81,10 @@ class DeploymentCollector(Collector):
         yield states
         engine = self._slot.engine
         if engine is not None:
-            yield from _deployment(engine)
+            yield from _deployment(engine, self._slot.expectation.prediction)
 
 
-def _deployment(engine: Engine) -> Iterator[Metric]:
+def _deployment(engine: Engine, predicted: Prediction | None) -> Iterator[Metric]:
     recoveries = CounterMetricFamily("shardwise_recoveries", "Recoveries of sessions", labels=["action"])
     counts: dict[str, int] = {}
     for recovery in engine.recoveries:
@@ -98,8 +99,7 @@ def _deployment(engine: Engine) -> Iterator[Metric]:
     nodes = {stage.index: stage.node for stage in engine.stages}
     stats = engine.stats()
     yield from _stages(stats, nodes)
-    yield from _boundaries(boundaries(engine, stats))
-    predicted = predicted_of(engine)
+    yield from _boundaries(boundaries(engine, stats, predicted))
     if predicted is not None:
         yield _gauge("shardwise_predicted_time_to_first_token_seconds", "Predicted", predicted.time_to_first_token_s)
         yield _gauge("shardwise_predicted_inter_token_latency_seconds", "Predicted p50", predicted.inter_token_s.p50)

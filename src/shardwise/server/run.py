@@ -7,11 +7,13 @@ the deployment is closed. A second signal ends at once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -67,11 +69,26 @@ class Server(uvicorn.Server):
         finally:
             sys.setswitchinterval(before_s)
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but a signal that was handled is not raised again: the workers are still to be ended in order."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     def handle_exit(self, sig: int, frame: object) -> None:
         """The first signal begins the drain, the second ends at once."""
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
         self._state.slot.drain()
         self._state.live.end_streams()
-        super().handle_exit(sig, frame)  # type: ignore[arg-type]
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -97,7 +114,7 @@ def serve_forever(
     *,
     keys: tuple[ApiKey, ...] = (),
     on_listening: Callable[[str], None] = lambda url: None,
-    on_ready: Callable[[Engine], None] = lambda engine: None,
+    on_ready: Callable[[EngineSlot, Engine], None] = lambda slot, engine: None,
 ) -> None:
     """Serve until a signal; raises what the launch raised. `launch(layers, on_progress)` makes the deployment and blocks."""
     loading = Loading(SystemClock())
@@ -133,7 +150,7 @@ def serve_forever(
 
 
 def _launch(
-    launch: Relaunch, loading: Loading, slot: EngineSlot, server: uvicorn.Server, on_ready: Callable[[Engine], None]
+    launch: Relaunch, loading: Loading, slot: EngineSlot, server: uvicorn.Server, on_ready: Callable[[EngineSlot, Engine], None]
 ) -> None:
     engine: Engine | None = None
     failure: ShardwiseError = RemoteFailure("the launch broke; the log has the reason", where="shardwise serve")
@@ -149,7 +166,7 @@ def _launch(
         return
     slot.fill(engine)
     if not slot.draining:
-        on_ready(engine)
+        on_ready(slot, engine)
 
 
 def require_extra() -> None:

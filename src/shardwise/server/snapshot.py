@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from shardwise.planner.types import Percentiles
-from shardwise.server.engine import Engine
-from shardwise.server.figures import Boundary, advice_of, boundaries, context_tokens, max_sessions, predicted_of
+from shardwise.planner.types import Percentiles, Prediction
+from shardwise.server.engine import Engine, Expectation
+from shardwise.server.figures import Boundary, boundaries, context_tokens, max_sessions
 from shardwise.transport.messages import Quantiles, Stats
 
 
@@ -82,21 +82,17 @@ def node_pictures(stages: Sequence[dict[str, Any]], capacities: dict[str, int]) 
     return list(out.values())
 
 
-def boundary_pictures(engine: Engine, stats: Sequence[Stats]) -> list[dict[str, Any]]:
+def boundary_pictures(engine: Engine, stats: Sequence[Stats], predicted: Prediction | None) -> list[dict[str, Any]]:
     """One a hop, measured beside predicted."""
-    return [_boundary(one) for one in boundaries(engine, stats)]
+    return [_boundary(one) for one in boundaries(engine, stats, predicted)]
 
 
-def prediction_picture(engine: Engine) -> dict[str, Any] | None:
-    """What the planner expects, where there is a plan."""
-    predicted = predicted_of(engine)
-    return None if predicted is None else msgspec.to_builtins(predicted)
-
-
-def advice_picture(engine: Engine) -> dict[str, Any] | None:
-    """What the planner advises."""
-    advice = advice_of(engine)
-    return None if advice is None else msgspec.to_builtins(advice)
+def expectation_picture(expectation: Expectation) -> dict[str, Any]:
+    """`prediction` and `advice`, where there are any."""
+    return {
+        "prediction": None if expectation.prediction is None else msgspec.to_builtins(expectation.prediction),
+        "advice": None if expectation.advice is None else msgspec.to_builtins(expectation.advice),
+    }
 
 
 def _boundary(one: Boundary) -> dict[str, Any]:
