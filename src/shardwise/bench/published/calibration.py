@@ -19,6 +19,7 @@ from shardwise.machines.profile import DeviceProfile, Measurement, RateTable
 from shardwise.model.description import ModelDescription
 
 _LOW, _HIGH, _STEPS = 0.003, 4.0, 40
+_ODD = 3.0  # rows of one kind that differ by more from all rows of their device are a mistake, not a property
 MOE_FIXED = 2.0  # a sparse layer runs about this many times the kernels: routing, gathering, several products
 
 
@@ -85,9 +86,10 @@ class Calibration:
 
     def efficiency(self, key: Key) -> float:
         """Own rows; own rows of other weights or kernels, put into proportion; the class; the table."""
-        groups = self._relative(lambda s: s.key.device == key.device and s.key.phase == key.phase, key)
+        groups = list(self._relative(lambda s: s.key.device == key.device and s.key.phase == key.phase, key))
+        usual = statistics.median(groups[-1]) if groups[-1] else 1.0
         for ratios in groups:
-            if ratios:
+            if ratios and 1 / _ODD < statistics.median(ratios) / usual < _ODD:
                 return statistics.median(ratios) * shipped(key)
         same = [
             s
@@ -107,6 +109,10 @@ class Calibration:
         own = [s for s in self.samples if mine(s)]
         exact = [s for s in own if s.key == key]
         kernels = [s for s in own if s.key.kernels == key.kernels]
+        if len(own) == 2:  # of two that contradict each other nobody can tell which is right: the class decides
+            pair = sorted(s.efficiency / shipped(s.key) for s in own)
+            if pair[1] / pair[0] > _ODD:
+                exact = kernels = own = []
         for chosen in (exact, kernels, own):
             yield [s.efficiency / shipped(s.key) for s in chosen]
 

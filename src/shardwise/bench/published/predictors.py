@@ -159,9 +159,7 @@ def layer_time_s(case: Case, calibration: Calibration, override: Override | None
     """One layer alone, as a profiler times its kernels: no program around it."""
     tokens = case.ask.prompt_tokens if case.ask.quantity == "layer_prefill" else case.ask.batch
     profile = case.profile(case.devices[0].spec, calibration, override)
-    context = (
-        PROMPT_TOKENS + ANSWER_TOKENS / 2 if case.framework.name in ("vllm", "helix") else 0.0
-    )
+    context = PROMPT_TOKENS + ANSWER_TOKENS / 2 if case.framework.name in ("vllm", "helix") else 0.0
     shape = StepShape.prefill(tokens, 0) if case.ask.quantity == "layer_prefill" else StepShape.decode(_rows(case), context)
     return layer_s(case.model.layers[-1], profile, shape)
 

@@ -20,6 +20,7 @@ _MEDIAN_PROMPT_TOKENS = 0.75 * PROMPT_TOKENS  # the trace is skewed: its median 
 _P95_PROMPT_TOKENS = 2 * PROMPT_TOKENS  # Helix leaves out prompts beyond 2,048
 _PROMPTS_MET = 2
 _ELEMENT_BYTES = 2.0
+_OF_SEVERAL = ("separate", "sub-cluster")  # words for a pipeline of each kind of device
 _QUEUE = "depends on arrivals and on the scheduler's queue, which the row does not state"
 
 
@@ -34,6 +35,9 @@ def serve(case: Case, calibration: Calibration) -> float | Skip:
     prompt = StepShape.prefill(_P95_PROMPT_TOKENS if tail else _MEDIAN_PROMPT_TOKENS, 0, last=True)
     if ask.quantity == "serve_prompt":
         return ask.in_unit(_path_s(case, calibration, prompt, tail))
+    mixed = len({d.spec.name for d in case.devices}) > 1
+    if mixed and not any(word in case.row.strategy for word in _OF_SEVERAL):
+        return Skip(f"tokens wait at the slowest stages of a mixed cluster under load: that {_QUEUE}")
     seconds = _path_s(case, calibration, StepShape.decode(batch_rows(case), PROMPT_TOKENS + ANSWER_TOKENS / 2), tail)
     if tail:
         usual = StepShape.prefill(_MEDIAN_PROMPT_TOKENS, 0, last=True)
@@ -67,7 +71,7 @@ def _path_s(case: Case, calibration: Calibration, shape: StepShape, tail: bool =
         kinds[device.spec.name] = (kinds.get(device.spec.name, (0.0, 0.0))[0] + device.vram_bytes, whole_s)
     if len(kinds) == 1:
         compute_s = next(iter(kinds.values()))[1]
-    elif any(word in case.row.strategy for word in ("separate", "sub-cluster")):
+    elif any(word in case.row.strategy for word in _OF_SEVERAL):
         return _of_several_s(case, calibration, shape, tail)
     elif len(case.devices) == len(case.row.layers) or not case.row.layers:
         weights = shares(case, [parts[d.spec.name] for d in case.devices])
