@@ -463,7 +463,7 @@ class Driver:
             self._stage_lost(failure.stage, error)
             return
         session = self.open_sessions.get(failure.session)
-        if session is None or session.epoch != failure.epoch:
+        if session is None or session.epoch != failure.epoch or self.recovering:  # about to be opened again anyway
             return
         if failure.where == REFILL_IMPOSSIBLE:  # what a neighbour kept is not enough: replay through all stages
             session.epoch += 1

@@ -194,9 +194,11 @@ class StageWorker:
                     self.figures = WorkerFigures()
             case NewEpoch():
                 self.links.set_epoch(message.epoch)
+                self._hold_all()
                 self.heart.set_hello(self.links.hello)
             case Connect():
                 self.links.connect(message)
+                self._hold_all()
                 self.heart.set_hello(self.links.hello)
             case ExportKv():
                 answer_export(self, message)
@@ -206,6 +208,11 @@ class StageWorker:
                 self._running = False
             case _:
                 self.links.inbox.num_malformed += 1  # a message that is not for stages
+
+    def _hold_all(self) -> None:
+        """Compute nothing more until the sessions are opened again: rows sent to a new neighbour would follow lost ones."""
+        self.release(self.batcher.discard(lambda segment: False))
+        self.queued = {session.opened.session: session.next_position for session in self.sessions.values()}
 
     def _on_step(self, step: Step, envelope: Envelope) -> None:
         now_s = self.clock.now_s()
