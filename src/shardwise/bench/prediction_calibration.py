@@ -25,7 +25,7 @@ from shardwise.errors import ReplyTimeout
 from shardwise.machines.profile import ClusterProfile, LayerTiming, LinkProfile, Measurement, NodeProfile, RateTable
 from shardwise.model.description import ModelDescription
 from shardwise.planner.cost_compute import StepShape
-from shardwise.planner.cost_memory import workspace_bytes
+from shardwise.planner.cost_memory import mapped_bytes, workspace_bytes
 from shardwise.planner.cost_model import CostModel
 from shardwise.planner.cost_rates import RuntimeCosts
 from shardwise.planner.predict import prefill_chunks

@@ -52,7 +52,14 @@ def workspace_bytes(model: ModelDescription, workload: Workload, costs: RuntimeC
     scores = model.num_heads * min(reserved_positions(workload), model.context_length)
     floats = rows * (4 * model.hidden_size + 2 * widest + scores)
     logits = workload.num_users * model.vocab_size if last else 0
-    return costs.process_bytes + 4 * (floats + logits)
+    vocabulary = costs.vocab_token_bytes * model.vocab_size if last else 0
+    return costs.process_bytes + vocabulary + 4 * (floats + logits)
+
+
+def mapped_bytes(model: ModelDescription, start: int, end: int) -> int:
+    """Weights of a stage that stay on disk but for the rows that are looked up: the token embedding, where it is no head."""
+    is_head = end == model.num_layers and model.tied_embeddings
+    return sum(t.num_bytes for t in model.embedding) if start == 0 and not is_head else 0
 
 
 def rank_memory(

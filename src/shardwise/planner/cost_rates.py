@@ -37,6 +37,7 @@ class RuntimeCosts(Record):
     local_bytes_per_s: float = 2.5e9  # between two stages of one machine
     local_latency_s: float = 20e-6
     process_bytes: int = 150 * 2**20  # interpreter, libraries and the backend's own state, a worker
+    vocab_token_bytes: int = 320  # last stage: one entry of the tokenizer and of the sampler's tables
     stage_threads: int = 1  # cores that a computing stage keeps busy
     shared_speed: float = (
         1.0  # of each of two stages that compute on cores of their own in one machine: caches and memory are shared

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shardwise.planner.cost_compute import StepShape
 from shardwise.planner.cost_links import activation_bytes, cold_start_s, message_overhead_s, token_bytes, transfer_s
+from shardwise.planner.cost_memory import mapped_bytes
 from shardwise.planner.cost_model import DEFAULT_COSTS, CostModel
 from shardwise.planner.cost_pipeline import (
     batch_rows,
@@ -163,7 +164,7 @@ class _Run:
                     layers=stage.layers,
                     weight_bytes=sum(r.weight_bytes for r in ranks),
                     kv_bytes=sum(r.kv_bytes for r in ranks),
-                    peak_memory_bytes=sum(r.total_bytes for r in ranks),
+                    peak_memory_bytes=sum(r.total_bytes for r in ranks) - mapped_bytes(self.model.model, *stage.layers),
                     compute_s=StageCompute(
                         prefill_total=sum(self.timing.chunk_s[index]),
                         decode_p50=quantile(steps, 0.5) if steps else self.step_s[index],
