@@ -26,7 +26,7 @@ def deployment(sample_gguf: Path) -> Iterator[Deployment]:
         yield built
 
 
-@pytest.mark.parametrize("layers", [(10, 10, 10), (30,), (12, 18)])
+@pytest.mark.parametrize("layers", [(10, 10, 10), pytest.param((30,), marks=pytest.mark.soak), (12, 18)])
 def test_a_new_split_under_load(deployment: Deployment, layers: tuple[int, ...]) -> None:
     """Grow, shrink, move layers; one session is being generated, another one is asked for meanwhile."""
     wanted = undisturbed(deployment, request(deployment, num_tokens=NUM_TOKENS))

@@ -13,7 +13,7 @@ from shardwise.deploy import launch_local
 from tests.deploy.faults import Watched, request, undisturbed
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_damaged_slice_is_cut_again(sample_gguf: Path, tmp_path: Path, stage: int) -> None:
     cache = str(tmp_path / "cache")
     with launch_local(sample_gguf, num_stages=2, context_tokens=512, deterministic=True, cache_dir=cache) as built:

@@ -54,11 +54,15 @@ def expected(deployment: Deployment, known: dict[tuple[str, str], list[int]], pr
     return known[prompt, sampling]
 
 
-@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("stage", range(STAGES))
-@pytest.mark.parametrize(
-    ("prompt", "at_token", "sampling"), [("long", 0, "greedy"), ("short", 1, "sampled"), ("short", 20, "greedy")]
-)
+PHASES = [("long", 0, "greedy"), ("short", 1, "sampled"), ("short", 20, "greedy")]
+ALWAYS = {("SIGKILL", 0, 1), ("SIGKILL", 1, 0), ("SIGKILL", 2, 2), ("SIGSTOP", 1, 2)}  # the others: soak
+CASES = [
+    pytest.param(fault, stage, *PHASES[phase], marks=() if (fault, stage, phase) in ALWAYS else pytest.mark.soak)
+    for fault, stage, phase in itertools.product(("SIGKILL", "SIGSTOP"), range(STAGES), range(len(PHASES)))
+]
+
+
+@pytest.mark.parametrize(("fault", "stage", "prompt", "at_token", "sampling"), CASES)
 def test_the_same_tokens_after_losing_a_stage(
     deployment: Deployment,
     undisturbed: dict[tuple[str, str], list[int]],

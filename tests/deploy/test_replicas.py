@@ -17,7 +17,7 @@ def standing(deployment: Deployment, num: int) -> bool:
     return len(deployment.driver.peers.replicas) == num and deployment.driver.connected and not deployment.driver.recovering
 
 
-@pytest.mark.parametrize(("replicate", "limit_s"), [("hot", 1.0), ("standby", 5.0)])
+@pytest.mark.parametrize(("replicate", "limit_s"), [("hot", 1.0), pytest.param("standby", 5.0, marks=pytest.mark.soak)])
 def test_replicas_take_over(sample_gguf: Path, replicate: str, limit_s: float) -> None:
     """Each stage in turn, killed and stopped; the stall is reported beside its prediction."""
     policy = RecoveryPolicy(replicate=replicate)
