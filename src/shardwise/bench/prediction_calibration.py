@@ -180,8 +180,10 @@ def fit(
     workload = Workload(
         num_users=1, context_tokens=scenario.context_tokens, prefill_chunk_tokens=cost.workload.prefill_chunk_tokens
     )
-    buffers = workspace_bytes(model, workload, RuntimeCosts(process_bytes=0), last=False)
-    own = [m - w - k - buffers for m, w, k in zip(two.memory_bytes, two.weight_bytes, two.kv_bytes)]
+    last = [end == model.num_layers for _, end in two.layers]
+    buffers = [workspace_bytes(model, reserved, RuntimeCosts(process_bytes=0), last=is_last) for is_last in last]
+    mapped = [mapped_bytes(model, *layers) for layers in two.layers]
+    own = [m - w - k - b + e for m, w, k, b, e in zip(two.memory_bytes, two.weight_bytes, two.kv_bytes, buffers, mapped)]
     costs = RuntimeCosts(
         step_overhead_s=step_s,
         row_overhead_s=_LEAST_S,

@@ -36,7 +36,7 @@ class RuntimeCosts(Record):
     token_bytes: int = 4  # a token id on its way back to stage 0
     local_bytes_per_s: float = 2.5e9  # between two stages of one machine
     local_latency_s: float = 20e-6
-    process_bytes: int = 150 * 2**20  # interpreter, libraries and the backend's own state, a worker
+    process_bytes: int = 80 * 2**20  # interpreter, libraries and the backend's own state, a worker (64 MB measured)
     vocab_token_bytes: int = 320  # last stage: one entry of the tokenizer and of the sampler's tables
     stage_threads: int = 1  # cores that a computing stage keeps busy
     shared_speed: float = (
