@@ -65,7 +65,7 @@ def agree(comm: Collectives, facts: Facts) -> bool:
     mine = torch.tensor(
         [[facts.error is not None, facts.plan, facts.weights, _DEVICE_CODES.get(facts.device, 9)]], dtype=torch.int64
     )
-    rows = torch.cat(comm.all_gather(mine, [1] * comm.size, 0))
+    rows = torch.cat(comm.all_gather(mine.to(comm.device), [1] * comm.size, 0)).cpu()
     failed = rows[:, 0].nonzero().flatten().tolist()
     if failed:
         text = _texts(comm, str(facts.error) if facts.error else "")
@@ -84,6 +84,7 @@ def agree(comm: Collectives, facts: Facts) -> bool:
 
 def _texts(comm: Collectives, text: str) -> list[str]:
     """Everybody's text."""
-    raw = torch.tensor(list(text.encode()[:2000]), dtype=torch.uint8)
-    sizes = [int(n) for n in torch.cat(comm.all_gather(torch.tensor([raw.numel()]), [1] * comm.size, 0)).tolist()]
+    raw = torch.tensor(list(text.encode()[:2000]), dtype=torch.uint8, device=comm.device)
+    length = torch.tensor([raw.numel()], device=comm.device)
+    sizes = [int(n) for n in torch.cat(comm.all_gather(length, [1] * comm.size, 0)).tolist()]
     return [bytes(part.tolist()).decode(errors="replace") for part in comm.all_gather(raw, sizes, 0)]

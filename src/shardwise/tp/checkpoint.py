@@ -31,13 +31,13 @@ def save_sharded(model: nn.Module, folder: str | Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     tensors, ties, layouts = _state(model)
     save_file(tensors, str(target / shard_file(comm.rank, comm.size)))
-    comm.all_gather(torch.zeros(1), [1] * comm.size, 0)  # all files are written
+    comm.all_gather(torch.zeros(1, device=comm.device), [1] * comm.size, 0)  # all files are written
     if comm.rank == 0:
         record = {"degree": comm.size, "shares": resolved.shares, "tensors": layouts, "ties": ties}
         partial = target / (LAYOUT_FILE + ".partial")
         partial.write_text(json.dumps(record))
         partial.replace(target / LAYOUT_FILE)
-    comm.all_gather(torch.zeros(1), [1] * comm.size, 0)
+    comm.all_gather(torch.zeros(1, device=comm.device), [1] * comm.size, 0)
     return target
 
 

@@ -28,6 +28,8 @@ from shardwise.errors import NetworkError, PeerClosed, ReplyTimeout, UsageError
 
 _GONE = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "connection closed", "aborted", "socket closed")
 
+BACKEND_DEVICES = {"nccl": "cuda", "xccl": "xpu", "ccl": "xpu", "neuron": "neuron"}
+
 
 @dataclass
 class CollectiveStats:
@@ -54,6 +56,11 @@ class Collectives(ABC):
         self.stats = CollectiveStats()
         self.numbers: dict[str, int] = {}
         """Registered moves by kind, for compiled graphs (see `compiled`)."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where small tensors of our own must live to travel: a GPU backend takes no CPU tensors."""
+        return torch.device("cpu")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Collectives:
         return self  # a copied model talks over the same group
@@ -172,6 +179,11 @@ class DistCollectives(Collectives):
         super().__init__(dist.get_rank(group), dist.get_world_size(group))
         self.group = group
 
+    @property
+    def device(self) -> torch.device:
+        kind = BACKEND_DEVICES.get(str(dist.get_backend(self.group)), "cpu")
+        return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.get_device_module(kind).current_device())
+
     def _sum(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         with mapped_errors():
             work = self.group.allreduce([x])
@@ -216,6 +228,10 @@ class DistCollectives(Collectives):
 
 class StagedCollectives(DistCollectives):
     """Through CPU memory over a gloo group: for MPS, for mixed groups, for any device without a backend of its own."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
 
     def _sum(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         finish = super()._sum(x.to("cpu", copy=True))

@@ -48,12 +48,16 @@ class Compressed(Collectives):
         packed = torch.stack([encode(row, self.kind) for row in rows.view(self.size, length)])
         self.stats.record("all_reduce_compressed", packed.numel())
         received = self.inner._exchange_equal(packed)
-        total = torch.zeros(length)
+        total = torch.zeros(length, device=x.device)
         for row in received:
-            total += decode(row, length, self.kind).to(total.device)
-        gathered = self.inner._gather_equal(encode(total, self.kind).to(x.device))
+            total += decode(row, length, self.kind)
+        gathered = self.inner._gather_equal(encode(total, self.kind))
         full = torch.cat([decode(part, length, self.kind) for part in gathered])
         return full[: x.numel()].view(x.shape).to(x.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
 
     def _sum(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         return self.inner._sum(x)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from shardwise.errors import UsageError
-from shardwise.tp.collectives import Collectives, DistCollectives, LoneCollectives, StagedCollectives
+from shardwise.tp.collectives import BACKEND_DEVICES, Collectives, DistCollectives, LoneCollectives, StagedCollectives
 
 SUPPORTED_DEVICES = ("cpu", "cuda", "neuron", "xpu", "mps")
 _NEEDS_STAGING = ("mps",)
@@ -124,7 +124,8 @@ class TensorParallelConfig:
         """Where local tensors go; None leaves them where the weights are."""
         if self.device is not None:
             return torch.device(self.device)
-        kind = getattr(self.mesh, "device_type", "cpu")
+        backend = str(dist.get_backend()) if self.group is None and dist.is_initialized() else "gloo"
+        kind = self.mesh.device_type if self.mesh is not None else _device_of_backend(backend)
         if kind == "cpu":
             return None
         if kind == "mps":
@@ -135,7 +136,7 @@ class TensorParallelConfig:
 
 
 def _device_of_backend(backend: str) -> str:
-    return {"nccl": "cuda", "xccl": "xpu", "ccl": "xpu", "neuron": "neuron"}.get(str(backend), "cpu")
+    return BACKEND_DEVICES.get(str(backend), "cpu")
 
 
 def _over(group: Any, device_type: str) -> Collectives:

@@ -31,16 +31,17 @@ def hand_out(
 
 def _receive(full: torch.Tensor, layout: ShardLayout, comm: Collectives, source: int) -> torch.Tensor:
     if layout.dim is None:
-        whole = full.contiguous().clone() if comm.rank == source else torch.empty(layout.shape, dtype=full.dtype)
+        empty = torch.empty(layout.shape, dtype=full.dtype, device=comm.device)
+        whole = full.contiguous().to(comm.device, copy=True) if comm.rank == source else empty
         raw = whole.view(-1).view(torch.uint8) if whole.numel() and whole.dim() else whole.view(-1)
         comm.broadcast(raw, source)
         return whole
-    mine = torch.empty(layout.local_shape(comm.rank), dtype=full.dtype)
+    mine = torch.empty(layout.local_shape(comm.rank), dtype=full.dtype, device=comm.device)
     for rank in range(comm.size):
         if rank == source:
-            mine = layout.take(full, rank) if comm.rank == source else mine
+            mine = layout.take(full, rank).to(comm.device) if comm.rank == source else mine
         elif comm.rank == source:
-            part = layout.take(full, rank)
+            part = layout.take(full, rank).to(comm.device)
             comm.send(part.view(-1).view(torch.uint8) if part.numel() else part, rank)
         elif comm.rank == rank:
             comm.receive(mine.view(-1).view(torch.uint8) if mine.numel() else mine, source)

@@ -92,9 +92,9 @@ def log_normaliser(logits: ShardedLogits, temperature: float = 1.0) -> torch.Ten
 
 def logprobs(logits: ShardedLogits, ids: torch.Tensor) -> torch.Tensor:
     """(B,) log-probability of one id per row; -inf for padded ids."""
-    table = torch.full((logits.part.size,), -1, dtype=torch.long)
     local_ids = logits.ids()
-    table[local_ids[local_ids >= 0]] = torch.arange(local_ids.numel())[local_ids >= 0]
+    table = torch.full((logits.part.size,), -1, dtype=torch.long, device=local_ids.device)
+    table[local_ids[local_ids >= 0]] = torch.arange(local_ids.numel(), device=local_ids.device)[local_ids >= 0]
     column = table[ids]
     mine = column >= 0
     scores = logits.scores()
@@ -146,7 +146,7 @@ def sample(
         return argmax(logits)
     probabilities, ids = top_p(logits, p, temperature=temperature, k=k)
     mass = probabilities.double().cumsum(1)
-    draws = torch.tensor([_uniform(seed) for seed in seeds], dtype=torch.float64) * mass[:, -1]
+    draws = torch.tensor([_uniform(seed) for seed in seeds], dtype=torch.float64, device=mass.device) * mass[:, -1]
     chosen = torch.searchsorted(mass, draws[:, None], right=True).clamp(max=mass.shape[1] - 1)
     return ids.gather(1, chosen)[:, 0]
 
