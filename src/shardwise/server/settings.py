@@ -23,7 +23,6 @@ class ServerSettings(Record):
     max_tools: int = 128
     max_batch_prompts: int = 32  # prompts in one /v1/completions request
     keepalive_s: float = 10.0  # a comment on a stream that waits
-    request_timeout_s: float = 3600.0
     drain_s: float = 30.0
     trace_endpoint: str = ""  # OTLP over HTTP; empty = no export
 
