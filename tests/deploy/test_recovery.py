@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shardwise.clock import SystemClock
 from shardwise.deploy import Deployment, launch_local
 from shardwise.errors import SessionLost
 from shardwise.session.recovery import RecoveryPolicy
@@ -136,3 +137,31 @@ def test_a_restarted_driver_continues_its_sessions(sample_gguf: Path, tmp_path: 
         rest = [t.id for t in itertools.islice(built.resume(session), 20)]
         whole = built.generate("Once upon a time", max_tokens=400, ignore_eos=True, temperature=0.8, seed=3)
         assert [*session.generated, *rest] == [t.id for t in itertools.islice(whole, len(session.generated) + 20)]
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_driver_that_sleeps_goes_on_with_its_sessions(sample_gguf: Path, tmp_path: Path, seconds: int) -> None:
+    """SIGSTOP the driver: its own pause is nobody's fault, the tokens are those of a driver that stayed awake."""
+    clock = SystemClock()
+    runs = []
+    for pause in (False, True):
+        command = [
+            sys.executable,
+            "-c",
+            DRIVER.replace("max_tokens=400", "max_tokens=120"),
+            str(sample_gguf),
+            str(tmp_path / f"{pause}"),
+        ]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        got = [json.loads(child.stdout.readline()) for _ in range(20)]
+        if pause:
+            child.send_signal(signal.SIGSTOP)
+            clock.sleep(seconds)
+            child.send_signal(signal.SIGCONT)
+        got += [json.loads(line) for line in child.stdout]
+        child.stdout.close()
+        assert child.wait(timeout=30) == 0
+        runs.append(got)
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 120

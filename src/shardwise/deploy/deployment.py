@@ -320,7 +320,7 @@ class Deployment:
     def restart_stage(self, stage: int, epoch: int, node: str) -> None:
         """Start a stage's worker anew (`supervisor.Restarter`)."""
         layout = self.layout
-        if node != layout.places[stage].node:
+        if node and node != layout.places[stage].node:  # "" = where it was
             place = place_for(layout, self.engine, node)
             if place is None:
                 raise UsageError(f"no way to reach node '{node}'", where=f"stage {stage}")
