@@ -177,9 +177,7 @@ def fit(
     beside_one = one.gap_s - sum(one.decode_s)
     beside_two = two.gap_s - sum(two.decode_s) - 2 * hop_s
     step_s = max(_LEAST_S, beside_two - beside_one)
-    workload = Workload(
-        num_users=1, context_tokens=scenario.context_tokens, prefill_chunk_tokens=cost.workload.prefill_chunk_tokens
-    )
+    reserved = replace(cost.workload, num_users=1, context_tokens=scenario.context_tokens)
     last = [end == model.num_layers for _, end in two.layers]
     buffers = [workspace_bytes(model, reserved, RuntimeCosts(process_bytes=0), last=is_last) for is_last in last]
     mapped = [mapped_bytes(model, *layers) for layers in two.layers]
