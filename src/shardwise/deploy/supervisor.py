@@ -27,6 +27,7 @@ from shardwise.transport.messages import ProgressRequest, StatsRequest
 WATCH_INTERVAL_S = 0.05
 LAST_WORD_S = 0.1  # a dying worker's own message may be on its way
 SILENT_AFTER_S = 1.5
+LAG_FACTOR, MOST_LAG_S = 4.0, 3.0  # where this process itself gets no processor, its neighbours on the machine do not either
 STUCK_AFTER_S = 3.0  # without a token, before the stages are asked where they stand
 STUCK_LOOKS = 3  # looks, one a second, without progress anywhere
 STATS_EVERY_S = 5.0  # while sessions run: the measured times that predictions come from
@@ -93,7 +94,7 @@ class Supervisor:
         self._stop = threading.Event()
         self._faults: list[Fault] = []
         self._faults_lock = threading.Lock()
-        self._stuck_looks = 0
+        self._stuck_looks, self._lag_s = 0, 0.0
         self._last_progress: object = None
         self._next_look_s = self._next_stats_s = self._next_replica_look_s = 0.0
         self.incidents: list[Incident] = []
@@ -131,13 +132,26 @@ class Supervisor:
     # -- watching -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stop.wait(WATCH_INTERVAL_S):
+        while not self._pause(WATCH_INTERVAL_S):
             with self._restarter.changing:
                 fault = self._find_fault()
                 if fault is not None:
                     self._treat(fault)
                 else:
                     self._look_after(self._clock.now_s())
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait, and learn how late this process gets the processor back; whether to stop."""
+        begun_s = self._clock.now_s()
+        stopped = self._stop.wait(seconds)
+        late_s = self._clock.now_s() - begun_s - seconds
+        self._lag_s = min(MOST_LAG_S, max(late_s, 0.98 * self._lag_s))
+        return stopped
+
+    @property
+    def silent_after_s(self) -> float:
+        """After how long without a heartbeat a stage counts as silent."""
+        return SILENT_AFTER_S + min(MOST_LAG_S, LAG_FACTOR * self._lag_s)
 
     def report(self, fault: Fault) -> None:
         """Something was seen of a stage elsewhere."""
@@ -192,7 +206,7 @@ class Supervisor:
         looked_s = self._driver.looked_s
         for stage in stages:
             silent_s = looked_s - self._driver.heard_s.get(stage, looked_s)
-            if silent_s > SILENT_AFTER_S:
+            if silent_s > self.silent_after_s:
                 return Fault(stage, Cause.SILENT, f"no heartbeat for {silent_s:.1f} s")
         return None
 
@@ -307,7 +321,7 @@ class Supervisor:
         limit_s = min(self._policy.deadline_s, LEAST_PATIENCE_S + 3 * self._restarter.start_s)
         end_s, moved = self._clock.now_s() + limit_s, 0
         while not self._driver.connected:
-            if self._stop.wait(0.005):
+            if self._pause(0.005):
                 return None
             fault = self._find_ended(range(self._driver.num_stages)) or self._find_silent(others)
             if fault is not None:
