@@ -16,7 +16,7 @@ from shardwise.cluster import lifecycle
 from shardwise.cluster.state import StateDir
 from tests.cluster.waiting import is_gone
 
-COMMAND_TIMEOUT_S = 150
+COMMAND_TIMEOUT_S = 240
 PORTS = {"desk": 17700, "nas": 17800, "pi": 17900}  # of hosts that share one address
 
 

@@ -19,8 +19,9 @@ def test_both_are_ready_and_every_file_is_private(home: Hosts) -> None:
     assert home.states() == {"desk": "ready", "nas": "ready"}
     assert home.states("nas") == home.states("desk")
     for host in ("desk", "nas"):
-        for path in home.state(host).folder.iterdir():
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        for path in home.state(host).folder.rglob("*"):
+            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+        assert (home.state(host).tls / "node.key").exists()
     table = home.python("nas", "-m", "shardwise.cli", "cluster", "nodes")
     assert "coordinator" in table
     assert "2 GiB" in table

@@ -54,10 +54,13 @@ class TestRayEngine(RealEngineContract):
         assert "RAY_AUTH_TOKEN=None" in engine.status("curious").log_tail
 
 
-def test_a_wrong_token_is_refused(home: Hosts) -> None:
-    address = RayAddress(head=home.state("desk").load_cluster().ray_head)
-    with pytest.raises(AuthenticationFailed):
-        RayEngine(lambda: (address, RaySecurity(token="0" * 64)))
+def test_a_wrong_token_or_no_certificate_is_refused(home: Hosts) -> None:
+    state = home.state("desk")
+    address = RayAddress(head=state.load_cluster().ray_head)
+    with pytest.raises(AuthenticationFailed, match="token"):
+        RayEngine(lambda: (address, RaySecurity(token="0" * 64, tls_folder=str(state.tls))))
+    with pytest.raises(AuthenticationFailed, match="no certificate"):
+        RayEngine(lambda: (address, RaySecurity(token=state.load_cluster().ray_token)))
 
 
 def test_no_head_no_engine() -> None:

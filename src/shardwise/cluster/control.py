@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from shardwise.cluster.membership import Member, NodeState
+from shardwise.cluster.ray_engine.tls import TlsMaterial
 from shardwise.errors import ProtocolMismatch, ShardwiseError, from_record
 from shardwise.records import Record
 
@@ -58,6 +59,7 @@ class JoinGranted(Control, tag="granted"):
     ray_head: str
     ray_token: str
     beat_every_s: float
+    tls: TlsMaterial | None = None  # for Ray's traffic
 
 
 class Beat(Control, tag="beat"):
@@ -66,6 +68,7 @@ class Beat(Control, tag="beat"):
     card: NodeCard
     raylet_alive: bool
     incarnation: int = 0
+    tls_address: str = ""  # for which it has a certificate
 
 
 class BeatAnswer(Control, tag="beaten"):
@@ -77,6 +80,7 @@ class BeatAnswer(Control, tag="beaten"):
     ray_head: str
     ray_token: str
     closing: bool = False  # the cluster goes down: end
+    tls: TlsMaterial | None = None  # a certificate for the node's new address
 
 
 class Goodbye(Control, tag="bye"):

@@ -50,6 +50,7 @@ from shardwise.cluster.membership import (
     forget,
     free_name,
 )
+from shardwise.cluster.ray_engine.tls import TlsAuthority, TlsMaterial
 from shardwise.cluster.state import ClusterFile
 from shardwise.cluster.versions import require_same_versions
 from shardwise.errors import AuthenticationFailed, CompatibilityError, UsageError
@@ -72,6 +73,7 @@ class Coordinator:
         clock: Clock,
         changed: Callable[[ClusterFile], None],
         policy: Policy = NODE_POLICY,
+        authority: TlsAuthority | None = None,
     ) -> None:
         self.cluster = cluster
         self.card = card
@@ -79,6 +81,7 @@ class Coordinator:
         self.closing = False
         self.transitions: list[Transition] = []
         self._allowed, self._invites, self._clock, self._changed, self._policy = allowed, invites, clock, changed, policy
+        self._authority = authority
         self._cards: dict[str, NodeCard] = {}
         self._skews_s: dict[str, float] = {}
         self._identity = fingerprint(card.public)
@@ -169,6 +172,7 @@ class Coordinator:
             ray_head=self.cluster.ray_head,
             ray_token=self.cluster.ray_token,
             beat_every_s=BEAT_EVERY_S,
+            tls=self._certificate(name, request.card.address),
         )
 
     def _beat(self, beat: Beat, sender: str) -> Reply:
@@ -186,6 +190,7 @@ class Coordinator:
         self._apply(Heard(identity=identity, incarnation=beat.incarnation, address=beat.card.address))
         self._set_ready(identity, beat.raylet_alive)
         member = self._member(identity)
+        fresh = beat.tls_address != beat.card.address
         return BeatAnswer(
             name=member.name,
             state=member.state,
@@ -193,7 +198,11 @@ class Coordinator:
             ray_head=self.cluster.ray_head,
             ray_token=self.cluster.ray_token,
             closing=self.closing,
+            tls=self._certificate(member.name, beat.card.address) if fresh else None,
         )
+
+    def _certificate(self, name: str, address: str) -> TlsMaterial | None:
+        return self._authority.issue(name, address) if self._authority is not None else None
 
     def _set_ready(self, identity: str, raylet_alive: bool) -> None:
         state = self._member(identity).state

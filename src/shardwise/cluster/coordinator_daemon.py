@@ -16,10 +16,12 @@ from shardwise.cluster.machine import own_card
 from shardwise.cluster.mdns import Announcement, FoundCluster
 from shardwise.cluster.ray_engine.raylet import RayletSettings, RayPorts
 from shardwise.cluster.ray_engine.settings import RaySecurity
+from shardwise.cluster.ray_engine.tls import TlsAuthority
 from shardwise.cluster.state import ClusterFile, DaemonFile, StateDir, port_plan
 from shardwise.errors import ShardwiseError
 from shardwise.records import replace
 from shardwise.transport.security import AllowList, ClusterKey, InviteBook, NodeKeys, fingerprint
+from shardwise.transport.security.private_files import read_private
 
 log = logging.getLogger(__name__)
 _SERVE_S = 0.1
@@ -40,7 +42,10 @@ class CoordinatorDaemon:
         self._address = choose_address(cluster.interface)
         card = own_card(self._keys.public, cluster.name, self._address, cluster.memory_bytes)
         self._server = ControlServer([f"tcp://*:{cluster.port}"], self._keys, self._allowed)
-        self._coordinator = Coordinator(cluster, card, self._allowed, invites, self._clock, self._changed)
+        self._authority = read_private(state.authority, TlsAuthority) if state.authority.exists() else None
+        self._coordinator = Coordinator(
+            cluster, card, self._allowed, invites, self._clock, self._changed, authority=self._authority
+        )
         self._keeper: RayletKeeper | None = None
         self._announcement: Announcement | None = None
         self._reported = (False, "")
@@ -102,7 +107,9 @@ class CoordinatorDaemon:
             ports=RayPorts(**{name: port for name, port in ports.items() if name != "control"}),
             dashboard=cluster.dashboard,
         )
-        return settings, RaySecurity(token=cluster.ray_token)
+        if self._authority is not None:
+            self._authority.issue(cluster.name, self._address).write(self._state.tls)
+        return settings, RaySecurity(token=cluster.ray_token, tls_folder=str(self._state.tls))
 
     def _look_at_address(self) -> None:
         """A laptop that roamed, or a new lease: Ray's head must move along, and the nodes find it by mDNS or its name."""

@@ -11,6 +11,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,13 +39,15 @@ from shardwise.cluster.machine import default_name, own_card, safe_name
 from shardwise.cluster.mdns import Browser, FoundCluster
 from shardwise.cluster.ray_engine import RayAddress, RayEngine, RaySecurity
 from shardwise.cluster.ray_engine.settings import require_supported_ray
+from shardwise.cluster.ray_engine.tls import TlsAuthority
 from shardwise.cluster.state import COORDINATOR, DEFAULT_PORT, NODE, ClusterFile, DaemonFile, StateDir
 from shardwise.errors import AuthenticationFailed, NetworkError, ProtocolMismatch, ReplyTimeout, UsageError
 from shardwise.records import Record
 from shardwise.transport.security import ClusterKey, Invite, NodeKeys
+from shardwise.transport.security.private_files import write_private
 
 T = TypeVar("T")
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0  # Ray starts in 5 s on an idle machine and in 60 on a very busy one
 STOP_TIMEOUT_S = 30.0
 INVITE_VALID_S = 600.0
 
@@ -84,6 +87,8 @@ def prepare_up(state: StateDir, options: UpOptions) -> ClusterFile:
     choose_address(options.interface)
     key = ClusterKey.generate()
     key.save(state.cluster_key)
+    if not options.ray_address:
+        write_private(state.authority, TlsAuthority.generate(key.cluster_id))
     cluster = ClusterFile(
         role=COORDINATOR,
         cluster_id=key.cluster_id,
@@ -167,8 +172,11 @@ def prepare_join(state: StateDir, invite_text: str, options: JoinOptions) -> Clu
         interface=options.interface,
         memory_bytes=options.memory_bytes,
         starts=previous.starts if previous is not None else 0,
+        tls_address=granted.tls.address if granted.tls is not None else "",
         attached=False,
     )
+    if granted.tls is not None:
+        granted.tls.write(state.tls)
     state.save_cluster(cluster)
     return cluster
 
@@ -249,7 +257,7 @@ def attach(state: StateDir | None = None, *, timeout_s: float = 60.0) -> RayEngi
     def where() -> tuple[RayAddress, RaySecurity]:
         cluster = folder.load_cluster()
         own_ip = "" if cluster.attached else address_toward(cluster.ray_head.rpartition(":")[0].strip("[]"))
-        return RayAddress(head=cluster.ray_head, own_ip=own_ip), RaySecurity(token=cluster.ray_token)
+        return RayAddress(head=cluster.ray_head, own_ip=own_ip), RaySecurity(token=cluster.ray_token, tls_folder=str(folder.tls))
 
     return RayEngine(where, attach_timeout_s=timeout_s)
 
@@ -290,6 +298,7 @@ def start_daemon(state: StateDir, *, timeout_s: float = START_TIMEOUT_S) -> Daem
     while clock.now_s() < deadline_s:
         known = state.load_daemon()
         if known is not None and known.ready:
+            threading.Thread(target=process.wait, name="reaper", daemon=True).start()  # it outlives this call, not unnoticed
             return known
         if process.poll() is not None or (known is not None and known.fatal):
             break

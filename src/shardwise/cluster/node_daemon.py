@@ -49,6 +49,7 @@ class NodeDaemon:
         self._client = ControlClient(self._cluster.coordinator_addresses, self._keys, self._cluster.coordinator_public)
         self._asking = threading.Lock()
         self._address = self._own_address()
+        self._tls_address = self._cluster.tls_address
         self._incarnation = 0
         self._state_there = NodeState.JOINING  # as the coordinator sees this node
         self._beating_since_s: float | None = None
@@ -140,7 +141,8 @@ class NodeDaemon:
                 self._keeper.restart()
         card = own_card(self._keys.public, self._cluster.name, address, self._cluster.memory_bytes)
         alive = self._keeper is None or self._keeper.alive
-        answer = self._ask(Beat(card=card, raylet_alive=alive, incarnation=self._incarnation))
+        beat = Beat(card=card, raylet_alive=alive, incarnation=self._incarnation, tls_address=self._tls_address)
+        answer = self._ask(beat)
         if not isinstance(answer, BeatAnswer):
             raise ProtocolMismatch(f"a {type(answer).__name__} is no answer to a beat")
         self._heard_s, self._trouble, self._incarnation = self._clock.now_s(), "", answer.incarnation
@@ -153,7 +155,12 @@ class NodeDaemon:
         self._follow(answer)
 
     def _follow(self, answer: BeatAnswer) -> None:
-        """Take over what the coordinator says; a new head, token or name needs a new raylet."""
+        """Take over what the coordinator says; a new head, token, name or certificate needs a new raylet."""
+        if answer.tls is not None:
+            answer.tls.write(self._state.tls)
+            self._tls_address = answer.tls.address
+            if self._keeper is not None:
+                self._keeper.restart()
         told = {"ray_head": answer.ray_head, "ray_token": answer.ray_token, "name": answer.name}
         if all(getattr(self._cluster, field) == value for field, value in told.items()):
             return
@@ -203,7 +210,7 @@ class NodeDaemon:
             memory_bytes=own_card(self._keys.public, "", "", self._cluster.memory_bytes).memory_bytes,
             ports=RayPorts(**{name: port for name, port in ports.items() if name != "control"}),
         )
-        return settings, RaySecurity(token=self._cluster.ray_token)
+        return settings, RaySecurity(token=self._cluster.ray_token, tls_folder=str(self._state.tls))
 
     def _report(self) -> None:
         alive = self._keeper is None or self._keeper.alive

@@ -7,6 +7,7 @@ cluster, or a file is damaged or open to others.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class ClusterFile(Record):
     memory_bytes: int = 0  # that a model may use; 0 = as measured
     starts: int = 0  # of this node's raylet, ever: the newest wins
     dashboard: bool = False
+    tls_address: str = ""  # for which Ray's certificate was given at the join
     attached: bool = False  # Ray is not ours: it was there before
     format: int = 1
 
@@ -76,6 +78,8 @@ class StateDir:
         self.cluster = self.folder / "cluster.json"
         self.daemon = self.folder / "daemon.json"
         self.log = self.folder / "daemon.log"
+        self.authority = self.folder / "ray-ca.json"
+        self.tls = self.folder / "ray-tls"
 
     def load_cluster(self) -> ClusterFile:
         """This machine's cluster; `UsageError` where it has none."""
@@ -109,8 +113,9 @@ class StateDir:
 
     def forget_cluster(self) -> None:
         """Leave nothing but the node's own key."""
-        for path in (self.cluster, self.cluster_key, self.allowed, self.invites, self.daemon):
+        for path in (self.cluster, self.cluster_key, self.allowed, self.invites, self.daemon, self.authority):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self.tls, ignore_errors=True)
 
 
 def port_plan(first: int) -> dict[str, int]:

@@ -94,10 +94,16 @@ class ClusterProbe:
                 self._engine.stop(_worker(name), grace_s=1.0)
             self._server.close()
         return ProbeReport(
-            nodes=tuple(self._node_reports[name] for name in self._infos if name in self._node_reports),
+            nodes=tuple(self._marked(name) for name in self._infos if name in self._node_reports),
             links=tuple(self._link_reports.values()),
             failed=tuple(f"{what}: {why}" for what, why in self._failed.items()),
         )
+
+    def _marked(self, name: str) -> NodeReport:
+        """Nodes that share a machine share its cores, and the planner must know."""
+        report, machine = self._node_reports[name], self._here[name].machine
+        shared = sum(here.machine == machine for here in self._here.values()) > 1
+        return replace(report, profile=replace(report.profile, machine=machine)) if shared else report
 
     def _start_workers(self) -> None:
         for name, info in self._infos.items():

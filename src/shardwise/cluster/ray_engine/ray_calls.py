@@ -6,7 +6,9 @@ differ, both are named), `PeerClosed` (a node or its actor is gone), `ReplyTimeo
 
 from __future__ import annotations
 
+import os
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +32,8 @@ from shardwise.errors import (
 
 _MAX_CONCURRENCY = 64
 _KNOCK_TIMEOUT_S = 3.0
+_TLS_TIMEOUT_S = 2.0
+_CURE_JOIN = "join with an invite: 'shardwise cluster invite' on the coordinator's machine"
 _CURE_VERSIONS = "install the same versions of Python and Ray on every machine ('shardwise doctor' shows them)"
 
 
@@ -39,6 +43,8 @@ class RayCalls:
     def __init__(self, head: str, own_ip: str) -> None:
         options: dict[str, Any] = {"_node_ip_address": own_ip} if own_ip else {}
         _knock(head)
+        if os.environ.get("RAY_USE_TLS") != "1" and _speaks_tls(head):  # Ray would try for 20 s and then end this process
+            raise AuthenticationFailed("Ray is encrypted there, and this machine has no certificate", where=head, hint=_CURE_JOIN)
         try:
             GcsClient(address=head)  # says within a second what ray.init says after twenty: a wrong token
             ray.init(address=head, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
@@ -87,6 +93,19 @@ def _knock(head: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_TIMEOUT_S).close()
     except (OSError, ValueError) as error:
         raise attach_error(error, head) from error
+
+
+def _speaks_tls(head: str) -> bool:
+    """Whether a TLS handshake with the head succeeds; who answers does not matter here."""
+    host, _, port = head.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_TLS_TIMEOUT_S) as plain:
+            context.wrap_socket(plain).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 @contextmanager

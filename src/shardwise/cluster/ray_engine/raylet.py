@@ -125,7 +125,7 @@ class Raylet:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_started(self, timeout_s: float = 60.0) -> None:
+    def wait_started(self, timeout_s: float = 150.0) -> None:
         """Return once the raylet is part of the cluster; raises why it is not."""
         clock = SystemClock()
         deadline_s = clock.now_s() + timeout_s

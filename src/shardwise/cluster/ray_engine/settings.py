@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import sys
 
+from shardwise.cluster.ray_engine.tls import tls_environment
 from shardwise.errors import MissingExtraError, UsageError
 from shardwise.records import Record
 
@@ -38,15 +39,17 @@ class RaySecurity(Record):
     """What a process needs to talk to a cluster's Ray."""
 
     token: str = ""  # empty: the cluster runs without (an attached one)
+    tls_folder: str = ""  # with certificates; empty: without TLS
 
     def __repr__(self) -> str:
         return f"RaySecurity(token={'...' if self.token else 'none'})"
 
     def environment(self) -> dict[str, str]:
         """For Ray's processes; never on a command line."""
+        tls = tls_environment(self.tls_folder)
         if not self.token:
-            return {"RAY_AUTH_MODE": "disabled"}
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+            return {"RAY_AUTH_MODE": "disabled"} | tls
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token} | tls
 
 
 class RayAddress(Record):
