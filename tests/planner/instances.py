@@ -106,7 +106,8 @@ class BruteForce:
         floats = rows * (4 * model.hidden_size + 2 * widest + model.num_heads * min(positions, model.context_length))
         if end == model.num_layers:
             floats += work.num_users * model.vocab_size
-        return model.stage_weight_bytes(start, end) + kv + 4 * floats + self.costs.process_bytes
+        vocabulary = self.costs.vocab_token_bytes * model.vocab_size if end == model.num_layers else 0
+        return model.stage_weight_bytes(start, end) + kv + 4 * floats + self.costs.process_bytes + vocabulary
 
     def step(self, unit: int, start: int, end: int, shape: StepShape) -> float:
         key = (unit, start, end, shape)
