@@ -171,6 +171,7 @@ rates = st.builds(
     layer_fixed_s=st.none() | measurements(seconds),
     timings=timings,
     timing_layer_bytes=st.integers(0, 2**40),
+    attention_flops_per_s=st.none() | measurements(values),
 )
 devices = st.builds(
     DeviceProfile,
@@ -196,6 +197,7 @@ def clusters(draw: st.DrawFn) -> ClusterProfile:
             disk_bytes_per_s=draw(st.none() | measurements(values)),
             availability=draw(st.floats(0.01, 1.0)),
             num_cores=draw(st.integers(0, 64)),
+            machine=draw(st.just("") | words),
             rates=tuple(draw(st.lists(rates, max_size=2))),
         )
         for name in names
@@ -217,6 +219,12 @@ def clusters(draw: st.DrawFn) -> ClusterProfile:
 @given(clusters())
 def test_writing_and_reading_gives_the_same_profile(cluster: ClusterProfile) -> None:
     assert parse_cluster(format_cluster(cluster)) == cluster
+
+
+def test_no_field_is_forgotten() -> None:
+    """A field that is added to a profile must be read and written: this test fails until it is, then extend the strategies."""
+    fields = {kind.__name__: len(kind.__struct_fields__) for kind in (NodeProfile, DeviceProfile, LinkProfile, RateTable)}
+    assert fields == {"NodeProfile": 10, "DeviceProfile": 6, "LinkProfile": 7, "RateTable": 9}
 
 
 def test_write_cluster_replaces_the_file(tmp_path: Path) -> None:

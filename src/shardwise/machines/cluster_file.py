@@ -96,6 +96,7 @@ def _node(table: Table) -> NodeProfile:
         availability=table.number("availability", 1.0, 0.0, 1.0),
         num_cores=table.count("cores"),
         machine=table.text("machine", ""),
+        machine=table.text("machine", ""),
         rates=_rates(table),
     )
 
@@ -130,6 +131,7 @@ def _rate_table(table: Table) -> RateTable:
         weight_bytes_per_s=table.rate("weight_bandwidth"),
         row_s=table.optional("row", table.duration),
         layer_fixed_s=table.optional("layer_fixed", table.duration),
+        attention_flops_per_s=table.optional("attention_compute", table.compute),
         timings=tuple(sorted(timings, key=lambda item: item.rows)),
         timing_layer_bytes=table.num_bytes("timing_layer") if "timing_layer" in table.values else 0,
         attention_flops_per_s=table.optional("attention_compute", table.compute),
