@@ -96,7 +96,6 @@ def _node(table: Table) -> NodeProfile:
         availability=table.number("availability", 1.0, 0.0, 1.0),
         num_cores=table.count("cores"),
         machine=table.text("machine", ""),
-        machine=table.text("machine", ""),
         rates=_rates(table),
     )
 
@@ -134,7 +133,6 @@ def _rate_table(table: Table) -> RateTable:
         attention_flops_per_s=table.optional("attention_compute", table.compute),
         timings=tuple(sorted(timings, key=lambda item: item.rows)),
         timing_layer_bytes=table.num_bytes("timing_layer") if "timing_layer" in table.values else 0,
-        attention_flops_per_s=table.optional("attention_compute", table.compute),
     )
 
 

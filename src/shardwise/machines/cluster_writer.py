@@ -64,7 +64,6 @@ def _rate_tables(rates: tuple[RateTable, ...], header: str) -> list[str]:
         out += _measured("row", rate.row_s, _TIMES, parse_duration)
         out += _measured("layer_fixed", rate.layer_fixed_s, _TIMES, parse_duration)
         out += _measured("attention_compute", rate.attention_flops_per_s, _COMPUTE, parse_compute)
-        out += _measured("attention_compute", rate.attention_flops_per_s, _COMPUTE, parse_compute)
         if rate.timing_layer_bytes:
             out.append(f"timing_layer = {_quoted(_size(rate.timing_layer_bytes))}")
         for timing in rate.timings:
@@ -92,8 +91,6 @@ def _node(node: NodeProfile) -> list[str]:
         out.append(f"availability = {node.availability!r}")
     if node.num_cores:
         out.append(f"cores = {node.num_cores}")
-    if node.machine:
-        out.append(f"machine = {_quoted(node.machine)}")
     if node.machine:
         out.append(f"machine = {_quoted(node.machine)}")
     out += _rate_tables(node.rates, "node")
