@@ -2,7 +2,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3.14 py
 BIN := .venv/bin
 RUN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
-.PHONY: setup setup-demo setup-test check lint types imports unit test demo bench soak clean
+.PHONY: setup setup-demo setup-test check lint types imports unit again test demo bench soak clean
 
 setup: setup-test            ## everything a developer needs
 
@@ -29,6 +29,9 @@ check: setup-test lint types imports   ## style, types, who imports whom
 
 unit: setup-test
 	$(RUN_ENV) $(BIN)/python -m pytest -m "not soak and not bench"
+
+again: setup-test            ## what failed the last time
+	$(RUN_ENV) $(BIN)/python -m pytest -m "not soak and not bench" --last-failed --last-failed-no-failures none
 
 test: check unit             ## all checks and tests
 
