@@ -18,6 +18,7 @@ from shardwise.bench.stats import Interval, bootstrap_ratio, quantile
 from shardwise.records import Record
 
 _NOISE_S = 20e-6  # below this a part is not worth naming
+_STEADY = 0.25  # how far the base's repetitions may lie apart, as a share of the difference, for medians to be trusted
 
 
 def boundary_name(source: str, target: str) -> str:
@@ -150,27 +151,35 @@ class Culprit(Record):
 def culprits(base: Sequence[TrialResult], new: Sequence[TrialResult], *, share: float = 0.1) -> list[Culprit]:
     """Parts that are slower beyond the noise and make up at least `share` of the extra time, the largest first.
 
-    A part's size is the difference of the medians over all tokens of all repetitions, so that a hiccup is not blamed. It
-    counts when its bootstrap interval (95 %) is above 1 and, with several repetitions, when every repetition's median is
-    above every one of the base: a burst of load on the machine hits some repetitions, a fault hits all.
+    A part counts when it is slower in every repetition than in every one of the base: a burst of load on the machine hits
+    some repetitions, a fault hits all. Its size is the difference of the medians over all tokens where the base's own
+    repetitions agree, and of the quiet moments (the tenth percentile of the quietest repetition) where they do not.
     """
     before, after = _by_part(base), _by_part(new)
-    found = []
-    for key, repetitions in after.items():
-        old = before.get(key)
-        if not old:
-            continue
-        old_all, new_all = list(itertools.chain(*old)), list(itertools.chain(*repetitions))
-        base_s, new_s = quantile(old_all, 0.5), quantile(new_all, 0.5)
-        apart = min(quantile(values, 0.5) for values in repetitions) > max(quantile(values, 0.5) for values in old)
-        if new_s - base_s <= _NOISE_S or not apart:
-            continue
-        factor = bootstrap_ratio(old_all, new_all, num_draws=400)
-        if factor.low > 1.0:
-            kind, where = key
-            found.append(Culprit(kind=kind, where=where, extra_s=new_s - base_s, base_s=base_s, new_s=new_s, factor=factor))
+    found = [
+        culprit
+        for key, seconds in after.items()
+        if key in before and (culprit := _culprit(key, before[key], seconds)) is not None
+    ]
     total_s = sum(culprit.extra_s for culprit in found)
     return sorted((c for c in found if c.extra_s >= share * total_s), key=lambda c: -c.extra_s)
+
+
+def _culprit(key: tuple[str, str], old: list[tuple[float, ...]], new: list[tuple[float, ...]]) -> Culprit | None:
+    old_middles, new_middles = ([quantile(seconds, 0.5) for seconds in side] for side in (old, new))
+    old_all, new_all = list(itertools.chain(*old)), list(itertools.chain(*new))
+    base_s, new_s = quantile(old_all, 0.5), quantile(new_all, 0.5)
+    factor = bootstrap_ratio(old_all, new_all, num_draws=400)
+    steady = max(old_middles) - min(old_middles) <= _STEADY * abs(new_s - base_s)
+    if not (steady and min(new_middles) > max(old_middles) and factor.low > 1.0):
+        old_quiet, new_quiet = ([quantile(seconds, 0.1) for seconds in side] for side in (old, new))
+        base_s, new_s = min(old_quiet), min(new_quiet)
+        if new_s <= max(old_quiet) or base_s <= 0:
+            return None
+        factor = Interval(value=new_s / base_s, low=new_s / max(old_quiet), high=max(new_quiet) / base_s)
+    if new_s - base_s <= _NOISE_S:
+        return None
+    return Culprit(kind=key[0], where=key[1], extra_s=new_s - base_s, base_s=base_s, new_s=new_s, factor=factor)
 
 
 def _by_part(trials: Sequence[TrialResult]) -> dict[tuple[str, str], list[tuple[float, ...]]]:
