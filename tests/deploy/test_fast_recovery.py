@@ -41,7 +41,7 @@ def test_the_share_that_diverges_is_reported(sample_gguf: Path) -> None:
             got = session.ids()
             assert len(got) == NUM_TOKENS
             assert got[:AT_TOKEN] == [t.id for t in undisturbed[:AT_TOKEN]]
-            assert built.recoveries[-1].grade == "fast"
+            assert built.recoveries[-1].grade == "fast", built.recoveries[-1]
             differs = [a for a, b in zip(undisturbed, got, strict=True) if a.id != b]
             if differs:
                 margins.append(margin(differs[0]))

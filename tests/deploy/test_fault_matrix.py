@@ -62,6 +62,8 @@ def deployment(home: Lab, sample_gguf: Path, tmp_path_factory: pytest.TempPathFa
     with launch_at_home(
         home, sample_gguf, context_tokens=768, deterministic=True, cache_dir=cache, probe_interval_s=2.0
     ) as built:
+        assert built.supervisor is not None
+        built.supervisor.on_change = lambda what: print("  supervisor:", what)
         yield built
 
 
@@ -170,11 +172,11 @@ def watch_quietly(deployment: Deployment, seconds: float) -> list[str]:
     """What the supervisor said during so many seconds of generation and of silence in turn."""
     assert deployment.supervisor is not None
     said: list[str] = []
-    deployment.supervisor.on_change = said.append
+    before, deployment.supervisor.on_change = deployment.supervisor.on_change, said.append
     clock = deployment.driver.clock
     end_s = clock.now_s() + seconds
     while clock.now_s() < end_s:
         assert len(undisturbed(deployment, request(deployment, num_tokens=30))) == 30
         deployment.driver.wait_changed(2.0)
-    deployment.supervisor.on_change = lambda what: None
+    deployment.supervisor.on_change = before
     return said

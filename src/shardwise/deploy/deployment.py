@@ -313,6 +313,7 @@ class Deployment:
         places = given or [layout.places[(stage + 1) % num_stages] for stage in range(num_stages)]
         layout.replicas = {stage: Replica(f"{layout.names[stage]}-replica", place) for stage, place in enumerate(places)}
         self.driver.peers.mirroring = kind == "hot"
+        self.driver.peers.wanted_replicas = num_stages
         self.driver.peers.awaited_replicas = num_stages if at_launch else 0
         for stage in layout.replicas:
             self.start_replica(stage)

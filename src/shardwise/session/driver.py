@@ -179,10 +179,6 @@ class Driver:
             self._changed.wait(timeout_s)
 
     @property
-    def manifest_digest(self) -> str:
-        return self.settings.hello.manifest_digest
-
-    @property
     def connected(self) -> bool:
         """Whether every stage has its neighbours."""
         return len(self._connected) == self.num_stages
@@ -291,7 +287,7 @@ class Driver:
             self.peers.add_replica(message)
             if not self._connected and self.peers.complete:
                 self.peers.connect_ring()
-            elif self.peers.mirroring and self.connected and not self.recovering:
+            elif self.peers.has_unwired_replica and self.connected and not self.recovering:
                 self.begin_recovery("", "replica added", ())
         with self._changed:
             self._changed.notify_all()
@@ -312,6 +308,8 @@ class Driver:
             if self.recovering:
                 self._resume_sessions()
             self._open_waiting()
+            if self.peers.has_unwired_replica:
+                self.begin_recovery("", "replica added", ())
 
     # -- recovery -----------------------------------------------------------------------------------------------
 
@@ -418,7 +416,9 @@ class Driver:
         """The session with all its tokens, under the manifest that serves it now."""
         if self.journal is None or not session.journalled:
             return
-        self.journal.append(Opened(session=session.number, request=session.request, manifest_digest=self.manifest_digest))
+        self.journal.append(
+            Opened(session=session.number, request=session.request, manifest_digest=self.settings.hello.manifest_digest)
+        )
         for index, token in enumerate(session.generated):
             self.journal.append(Generated(session=session.number, position=len(session.request.prompt) + index, token=token))
 

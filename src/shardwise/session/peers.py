@@ -49,6 +49,8 @@ class Peers:
         self.replicas: dict[int, Ready] = {}  # stages with a second copy that stands by
         self.mirroring = False  # replicas get a copy of everything (hot), or nothing until they are needed (standby)
         self.awaited_replicas = 0  # before the stages are connected for the first time
+        self.wanted_replicas = 0  # hot ones are wired in when so many stand by: each wiring is a new epoch
+        self._wired: set[int] = set()
         self._replica_outboxes: dict[int, Outbox] = {}
         self.ready: dict[int, Ready] = {}
         self._poller = zmq.Poller()
@@ -105,6 +107,7 @@ class Peers:
     def add_replica(self, ready: Ready) -> None:
         """A replica stands by."""
         self.drop_replica(ready.stage)
+        self._wired.discard(ready.stage)
         self.replicas[ready.stage] = ready
         outbox = Outbox(self._context, ready.address, self.hello, self._keys, ready.public_key)
         self._replica_outboxes[ready.stage] = outbox
@@ -128,9 +131,15 @@ class Peers:
     def complete(self) -> bool:
         return len(self._outboxes) == self.num_stages and len(self.replicas) >= self.awaited_replicas
 
+    @property
+    def has_unwired_replica(self) -> bool:
+        """Whether a hot replica stands by that its stage's predecessor does not send to yet."""
+        return self.mirroring and not set(self.replicas) <= self._wired and len(self.replicas) >= self.wanted_replicas
+
     def connect_ring(self) -> None:
         """Tell every worker its neighbours."""
         last = self.num_stages - 1
+        self._wired = set(self.replicas)
         for stage in range(self.num_stages):
             nxt = self.ready[stage + 1] if stage < last else None
             first = self.ready[0] if stage == last and last > 0 else None
