@@ -33,6 +33,9 @@ def describe(
     kv_type: Annotated[str, typer.Option("--kv-type", help=f"Type of the KV cache: {', '.join(KV_TYPE_BYTES)}.")] = "f16",
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     list_presets: Annotated[bool, typer.Option("--list-presets", help="List the names that need no file.")] = False,
+    tp: Annotated[
+        str, typer.Option("--tp", help="Dry run of tensor parallelism over a folder: a degree, or shares such as 5,3.")
+    ] = "",
 ) -> None:
     """Layers, bytes and FLOPs per layer, KV bytes per token, experts, quantization, what can be split how."""
     if list_presets:
@@ -43,6 +46,9 @@ def describe(
     if kv_type not in KV_TYPE_BYTES:
         hint = f"choose one of {', '.join(KV_TYPE_BYTES)}"
         raise UsageError(f"--kv-type '{kv_type}' is unknown", hint=hint, field="kv_type")
+    if tp:
+        _show_tensor_parallel(model, tp)
+        return
     description = describe_model(model)
     out = output()
     if out.json:
@@ -53,6 +59,24 @@ def describe(
     if tensors:
         out.show(_tensor_table(description))
     out.show(_split_table(description))
+
+
+def _show_tensor_parallel(model: str, split: str) -> None:
+    """What each rank would hold and send; nothing is loaded."""
+    try:
+        numbers = [float(part) for part in split.split(",")]
+    except ValueError:
+        raise UsageError(f"--tp {split}", hint="a degree such as 2, or shares such as 5,3", field="tp") from None
+    from shardwise.tp import report_folder
+
+    shares = numbers if len(numbers) > 1 else None
+    report = report_folder(model, shares=shares, degree=len(numbers) if shares else int(numbers[0]))
+    out = output()
+    if out.json:
+        out.document(report.as_dict())
+        return
+    for line in report.lines():
+        out.show(line)
 
 
 def _show_presets(out: Output) -> None:
