@@ -65,7 +65,7 @@ def test_bad_commands_say_why(home: Hosts, host: str, command: list[str], code: 
 def test_a_used_invite_and_a_taken_port_leave_nothing_behind(home: Hosts) -> None:
     invite = home.run("desk", "cluster", "invite")["invite"]
     failed = home.run("pi", "cluster", "join", invite, "--port", str(PORTS["nas"]), "--name", "pi", code=2)
-    assert "port 17802 cannot be used" in failed["error"]["message"]
+    assert f"port {PORTS['nas'] + 2} cannot be used" in failed["error"]["message"]
     refused = home.run("pi", "cluster", "join", invite, "--port", str(PORTS["pi"]), code=4)
     assert "does not take this invite" in refused["error"]["message"]
 
