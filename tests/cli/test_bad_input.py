@@ -45,6 +45,8 @@ CASES = {
     "context beyond the model": (["run", "sample", "--ctx", "999999", "-p", "hi"], 2, "at most 8192"),
     "unknown KV type": (["run", "sample", "--kv-type", "q3", "-p", "hi"], 2, "f16, q8_0"),
     "unknown wire dtype": (["run", "sample", "--wire-dtype", "int4", "-p", "hi"], 2, "f32, f16"),
+    "unknown recovery": (["run", "sample", "--recovery", "maybe", "-p", "hi"], 2, "exact, fast, auto, off"),
+    "unknown replica": (["run", "sample", "--replicate", "cold", "-p", "hi"], 2, "none, standby, hot"),
     "temperature below zero": (["run", "sample", "--temp", "-1", "-p", "hi"], 2, "temperature"),
     "broken grammar": (["run", "sample", "--grammar", "root ::= (", "-p", "hi"], 2, "GBNF"),
     "broken schema": (["run", "sample", "--json-schema", "{", "-p", "hi"], 2, "JSON"),

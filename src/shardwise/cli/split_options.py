@@ -13,6 +13,7 @@ from shardwise.units import parse_rate
 
 if TYPE_CHECKING:
     from shardwise.deploy.options import RunOptions
+    from shardwise.session.recovery import RecoveryPolicy
     from shardwise.transport.messages import SamplingSettings
 
 SPLIT, SAMPLING = "Split", "Sampling"
@@ -34,6 +35,21 @@ GpuLayers = Annotated[int, typer.Option("--gpu-layers", "-ngl", help="Layers of 
 Blas = Annotated[str, typer.Option("--blas", help="auto, on or off.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Tokens do not depend on who else is there.")]
 Paranoid = Annotated[bool, typer.Option("--paranoid", help="Check every byte of every slice at this start.")]
+
+FAULTS = "Faults"
+RecoveryGrade = Annotated[str, typer.Option("--recovery", help="exact, fast, auto or off.", rich_help_panel=FAULTS)]
+Replicate = Annotated[
+    str, typer.Option("--replicate", help="A spare of every stage: none, standby or hot.", rich_help_panel=FAULTS)
+]
+Rebalance = Annotated[
+    bool, typer.Option("--rebalance", help="Move layers away from a stage that has become slow.", rich_help_panel=FAULTS)
+]
+FallbackModel = Annotated[
+    str, typer.Option("--fallback", help="A smaller MODEL for one node when nothing else helps.", rich_help_panel=FAULTS)
+]
+JournalDir = Annotated[
+    str, typer.Option("--journal", help="Directory in which sessions outlive this process.", rich_help_panel=FAULTS)
+]
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens to generate at most.")]
 Temperature = Annotated[float, typer.Option("--temperature", "--temp", help="0 = greedy.", rich_help_panel=SAMPLING)]
@@ -77,6 +93,19 @@ def parse_layers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--layers {text}", where="layers", hint="numbers with commas, e.g. 10,12,8") from None
+
+
+def recovery_policy(recovery: str, replicate: str, rebalance: bool, fallback: str) -> RecoveryPolicy:
+    """`RecoveryPolicy` from flags, checked."""
+    from shardwise.session.recovery import RecoveryPolicy
+
+    for name, value, allowed in (
+        ("recovery", recovery, ("exact", "fast", "auto", "off")),
+        ("replicate", replicate, ("none", "standby", "hot")),
+    ):
+        if value not in allowed:
+            raise UsageError(f"--{name} {value}", where=name, hint=f"one of {', '.join(allowed)}")
+    return RecoveryPolicy(recovery=recovery, replicate=replicate, rebalance=rebalance, fallback_model=fallback)
 
 
 def split_layers(text: str, plan: Path | None) -> tuple[int, ...]:
