@@ -5,10 +5,9 @@
 
 The data path does not pass through here: stages talk to each other, and the driver only receives token ids.
 
-**Promises** events of a session come in order, from the driver's thread, and end with exactly one final event (a token
-with `finish_reason`, or an error); a cancelled session's KV is freed on every stage; at most `max_sessions` are open and
-`max_queue` wait. **Fails when** the queue is full (`QueueFull`), the prompt does not fit (`ContextFull`), a stage is lost
-(`SessionLost`). **Called by** `deploy`.
+**Promises** events of a session come in order, from the driver's thread, and end with exactly one final event (a token with
+`finish_reason`, or an error); a cancelled session's KV is freed on every stage; at most `max_sessions` are open, `max_queue` wait.
+**Fails when** the queue is full (`QueueFull`), the prompt too long (`ContextFull`), a stage lost (`SessionLost`). **Called by** `deploy`.
 """
 
 from __future__ import annotations
@@ -61,6 +60,7 @@ from shardwise.transport.messages import (
 from shardwise.transport.security.keys import NodeKeys
 
 IDLE_WAIT_S = 0.25
+MAX_LOGPROBS = 20_000  # 15 bytes each, and a header is one frame of at most 512 KiB
 
 
 class Driver:
@@ -141,6 +141,10 @@ class Driver:
             raise self.failure
         if not request.prompt:
             raise UsageError("the prompt is empty", where="prompt")
+        if request.sampling.num_logprobs > MAX_LOGPROBS:
+            raise UsageError(
+                f"{request.sampling.num_logprobs} log probabilities", where="logprobs", hint=f"at most {MAX_LOGPROBS}"
+            )
         if request.max_tokens < 1:
             raise UsageError(f"max_tokens = {request.max_tokens}", where="max_tokens", hint="at least 1")
         if len(request.prompt) >= self.settings.context_tokens:
