@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardwise.deploy import launch_local
-from shardwise.session.driver import MAX_LOGPROBS
+from shardwise.session.request import MAX_LOGPROBS
 from shardwise.transport.messages import SamplingSettings
 from tests.deploy.reference import Unsharded, unsharded
 

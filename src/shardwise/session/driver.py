@@ -6,8 +6,9 @@
 The data path does not pass through here: stages talk to each other, and the driver only receives token ids.
 
 **Promises** events of a session come in order, from the driver's thread, and end with exactly one final event (a token with
-`finish_reason`, or an error); a cancelled session's KV is freed on every stage; at most `max_sessions` are open, `max_queue` wait.
-**Fails when** the queue is full (`QueueFull`), the prompt too long (`ContextFull`), a stage lost (`SessionLost`). **Called by** `deploy`.
+`finish_reason`, or an error); a cancelled session's KV is freed on every stage; at most `max_sessions` are open and
+`max_queue` wait. **Fails when** the queue is full (`QueueFull`), the prompt does not fit (`ContextFull`), a stage is lost
+(`SessionLost`). **Called by** `deploy`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,11 @@ import zmq
 from shardwise.clock import Clock, SystemClock
 from shardwise.errors import (
     CompatibilityError,
-    ContextFull,
     NetworkError,
     QueueFull,
     ReplyTimeout,
     SessionLost,
     ShardwiseError,
-    UsageError,
     from_record,
 )
 from shardwise.session.clock_offsets import ClockOffsets
@@ -35,7 +34,7 @@ from shardwise.session.handle import SessionHandle
 from shardwise.session.incoming import Incoming
 from shardwise.session.journal import Ended, Generated, Journal, Opened, Unfinished
 from shardwise.session.peers import DriverSettings, Peers
-from shardwise.session.request import GenerationRequest, Readiness, Recovery
+from shardwise.session.request import GenerationRequest, Readiness, Recovery, check_request
 from shardwise.session.session import OnEvent, Session
 from shardwise.session.text import Tokenizer
 from shardwise.transport.channel import Envelope
@@ -60,7 +59,6 @@ from shardwise.transport.messages import (
 from shardwise.transport.security.keys import NodeKeys
 
 IDLE_WAIT_S = 0.25
-MAX_LOGPROBS = 20_000  # 15 bytes each, and a header is one frame of at most 512 KiB
 
 
 class Driver:
@@ -139,22 +137,7 @@ class Driver:
     def _check(self, request: GenerationRequest) -> None:
         if self.failure is not None:
             raise self.failure
-        if not request.prompt:
-            raise UsageError("the prompt is empty", where="prompt")
-        if request.sampling.num_logprobs > MAX_LOGPROBS:
-            raise UsageError(
-                f"{request.sampling.num_logprobs} log probabilities", where="logprobs", hint=f"at most {MAX_LOGPROBS}"
-            )
-        if request.max_tokens < 1:
-            raise UsageError(f"max_tokens = {request.max_tokens}", where="max_tokens", hint="at least 1")
-        if len(request.prompt) >= self.settings.context_tokens:
-            raise ContextFull(
-                f"the prompt has {len(request.prompt)} tokens, the context holds {self.settings.context_tokens}",
-                where="prompt",
-                hint="shorten it or raise --ctx",
-                needed_tokens=len(request.prompt) + 1,
-                context_tokens=self.settings.context_tokens,
-            )
+        check_request(request, self.settings.context_tokens)
         if len(self.waiting) >= self.settings.max_queue:
             raise QueueFull(f"{len(self.waiting)} requests are waiting already", hint="try again later")
 

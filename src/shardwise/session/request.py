@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardwise.errors import ContextFull, UsageError
 from shardwise.records import Record
 from shardwise.transport.messages import SamplingSettings, TokenLogprob, Visit
 
@@ -15,6 +16,27 @@ class GenerationRequest(Record):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     traced: bool = False
+
+
+MAX_LOGPROBS = 20_000  # of one token: 15 bytes each, and a message's header is one frame of at most 512 KiB
+
+
+def check_request(request: GenerationRequest, context_tokens: int) -> None:
+    """`UsageError` or `ContextFull` for what can never be generated."""
+    if not request.prompt:
+        raise UsageError("the prompt is empty", where="prompt")
+    if request.max_tokens < 1:
+        raise UsageError(f"max_tokens = {request.max_tokens}", where="max_tokens", hint="at least 1")
+    if request.sampling.num_logprobs > MAX_LOGPROBS:
+        raise UsageError(f"{request.sampling.num_logprobs} log probabilities", where="logprobs", hint=f"at most {MAX_LOGPROBS}")
+    if len(request.prompt) >= context_tokens:
+        raise ContextFull(
+            f"the prompt has {len(request.prompt)} tokens, the context holds {context_tokens}",
+            where="prompt",
+            hint="shorten it or raise --ctx",
+            needed_tokens=len(request.prompt) + 1,
+            context_tokens=context_tokens,
+        )
 
 
 class Token(Record):
