@@ -6,11 +6,14 @@ session that is over. A gap is an error, never guessed.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from shardwise.errors import QueueFull, SessionLost
 from shardwise.stage.llama.sampling import Sampler
 from shardwise.transport.messages import OpenSession, Segment
+
+MAX_REMEMBERED = 4096  # closed sessions; numbers are never used again
 
 
 @dataclass(slots=True)
@@ -35,6 +38,7 @@ class SessionTable:
     def __init__(self, max_sessions: int) -> None:
         self._free = list(range(max_sessions - 1, -1, -1))
         self._sessions: dict[int, StageSession] = {}
+        self._over: OrderedDict[int, None] = OrderedDict()  # the latest that were closed for good
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -60,6 +64,16 @@ class SessionTable:
             self._free.append(found.slot)
             self._free.sort(reverse=True)  # low slots first: llama.cpp batches neighbouring sequences together
         return found
+
+    def end(self, session: int) -> None:
+        """The driver is done with a session. Its opening travels through the stages and may come later than this."""
+        self._over[session] = None
+        while len(self._over) > MAX_REMEMBERED:
+            self._over.popitem(last=False)
+
+    def is_over(self, session: int) -> bool:
+        """Whether the driver has closed this session, also before it was opened here."""
+        return session in self._over
 
     def belongs(self, segment: Segment) -> bool:
         """Whether the segment's session lives here in that epoch."""

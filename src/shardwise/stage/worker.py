@@ -268,6 +268,8 @@ class StageWorker:
         self.batcher.add(item)
 
     def _on_open(self, message: OpenSession, peer: bytes) -> None:
+        if self.sessions.is_over(message.session):
+            return
         old = self.sessions.get(message.session)
         if old is not None and old.opened.epoch >= message.epoch:
             self.figures.num_duplicates += 1
@@ -314,6 +316,7 @@ class StageWorker:
             self._report(error, message.session, message.epoch)
 
     def _on_close(self, message: CloseSession) -> None:
+        self.sessions.end(message.session)
         found = self.sessions.get(message.session)
         if found is not None and found.opened.epoch <= message.epoch:
             self._forget(message.session)
