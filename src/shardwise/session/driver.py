@@ -42,6 +42,7 @@ from shardwise.transport.handshake import REPLICA_STAGE
 from shardwise.transport.messages import (
     REFILL_IMPOSSIBLE,
     AnyMessage,
+    Closed,
     CloseSession,
     Connected,
     Failure,
@@ -79,6 +80,7 @@ class Driver:
         self.journal = journal
         self.open_sessions: dict[int, Session] = {}
         self.waiting: deque[Session] = deque()
+        self.closing: dict[int, int] = {}  # session -> stages that still hold it
         self.offsets = ClockOffsets()
         self.last_token_s: float | None = None
         self.failure: ShardwiseError | None = None
@@ -259,6 +261,8 @@ class Driver:
                     self._stats[message.sequence][message.stage] = message
             case Failure():
                 self._on_failure(message)
+            case Closed():
+                self._on_closed(message)
             case Progress():
                 self.progress[message.stage] = message
             case Preparing():
@@ -317,6 +321,7 @@ class Driver:
                 session.interrupt(cause)
         self.peers.set_epoch(self.peers.hello.epoch + 1)
         self._connected.clear()
+        self.closing.clear()  # answers of before are fenced
         for stage in self.heard_s:  # whoever lives has to greet again before it is heard
             self.heard_s[stage] = self.clock.now_s()
         for stage in lost:
@@ -409,8 +414,17 @@ class Driver:
         for index, token in enumerate(session.generated):
             self.journal.append(Generated(session=session.number, position=len(session.request.prompt) + index, token=token))
 
+    def _num_held(self) -> int:
+        return len(self.open_sessions) + len(self.closing)
+
+    def _on_closed(self, closed: Closed) -> None:
+        left = self.closing.pop(closed.session, 0) - 1
+        if left > 0:
+            self.closing[closed.session] = left
+        self._open_waiting()
+
     def _open_waiting(self) -> None:
-        while self.waiting and self.connected and not self.recovering and len(self.open_sessions) < self.settings.max_sessions:
+        while self.waiting and self.connected and not self.recovering and self._num_held() < self.settings.max_sessions:
             session = self.waiting.popleft()
             if not session.finished:
                 self.open_sessions[session.number] = session
@@ -441,6 +455,7 @@ class Driver:
             self.journal.append(Ended(session=session.number, reason="cancelled" if cancelled else "finished"))
             session.journalled = False
         if self.open_sessions.pop(session.number, None) is not None:
+            self.closing[session.number] = self.num_stages  # its slots are free when every stage has said so
             self.peers.send_all(CloseSession(session=session.number, epoch=session.epoch))
         self._open_waiting()
 
