@@ -13,10 +13,18 @@ import pytest
 
 from shardwise.deploy import launch_local
 from shardwise.session.request import MAX_LOGPROBS
+from shardwise.stage.llama import library
 from shardwise.transport.messages import SamplingSettings
 from tests.deploy.reference import Unsharded, unsharded
 
 CONTEXT, CHUNK = 2048, 128
+
+
+def same_blas() -> str:
+    """The workers use BLAS if the reference in this process can: other tests may have unloaded it here for good."""
+    return "on" if library.has_blas() else "off"
+
+
 PROMPTS = {
     "question": "What is the capital of France? Answer in one sentence.",
     "story": "Once upon a time, in a land far away, there lived a",
@@ -44,7 +52,9 @@ def expected(reference: Unsharded) -> dict[tuple[str, bool], list[int]]:
 def test_ids_equal_unsharded(
     num_stages: int, sample_gguf: Path, reference: Unsharded, expected: dict[tuple[str, bool], list[int]]
 ) -> None:
-    with launch_local(sample_gguf, num_stages=num_stages, context_tokens=CONTEXT, max_sessions=1) as deployment:
+    with launch_local(
+        sample_gguf, num_stages=num_stages, context_tokens=CONTEXT, max_sessions=1, chunk_tokens=CHUNK, blas=same_blas()
+    ) as deployment:
         for name, text in PROMPTS.items():
             prompt = deployment.tokenizer.encode(text)
             assert name != "long" or len(prompt) > 1000
@@ -61,7 +71,9 @@ def test_logprobs_of_the_last_prompt_token_equal_to_the_bit(sample_gguf: Path, r
     """The 20,000 largest log probabilities, each of which depends on all 49,152 logits through the normalizer."""
     from shardwise.stage.llama.sampling import log_softmax
 
-    with launch_local(sample_gguf, num_stages=3, context_tokens=CONTEXT, max_sessions=1) as deployment:
+    with launch_local(
+        sample_gguf, num_stages=3, context_tokens=CONTEXT, max_sessions=1, chunk_tokens=CHUNK, blas=same_blas()
+    ) as deployment:
         prompt = deployment.tokenizer.encode(PROMPTS["long"])
         settings = SamplingSettings(num_logprobs=MAX_LOGPROBS)
         (token,) = deployment.generate(prompt, max_tokens=1, sampling=settings)
