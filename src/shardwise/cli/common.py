@@ -7,6 +7,7 @@ Results go to stdout (with `--json` one document and nothing else), progress and
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,13 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class StderrHandler(logging.Handler):
+    """Writes to whatever standard error is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 import shardwise
-from shardwise.cli.common import Output, output, set_output, take_global_flags
+from shardwise.cli.common import Output, StderrHandler, output, set_output, take_global_flags
 from shardwise.cli.registry import register
 from shardwise.errors import ShardwiseError, UsageError
 
@@ -65,9 +65,8 @@ def run(arguments: list[str]) -> int:
     """Run one command line; returns the exit status."""
     rest, out = take_global_flags(arguments)
     set_output(out)
-    logging.basicConfig(
-        level=logging.DEBUG if out.verbose else logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s"
-    )
+    level = logging.DEBUG if out.verbose else logging.WARNING
+    logging.basicConfig(level=level, handlers=[StderrHandler()], format="%(name)s: %(message)s")
     try:
         status = app(rest, standalone_mode=False, prog_name="shardwise")
     except ShardwiseError as error:

@@ -422,14 +422,15 @@ class Deployment:
             with contextlib.suppress(ShardwiseError):  # what has not ended by then is cancelled
                 self.driver.wait_until(lambda: not self.driver.open_sessions and not self.driver.waiting, drain_s, "draining")
         self._closed.set()
-        if self.supervisor is not None:
-            self.supervisor.stop()
-        if self.layout.pieces is not None:
-            self.layout.pieces.close()
-        self.driver.close()
-        self.engine.close()
-        self.tokenizer.close()
-        self.context.destroy(linger=0)
+        with contextlib.ExitStack() as ends:  # last in, first out; one that fails does not keep the others from ending
+            ends.callback(self.context.destroy, linger=0)
+            ends.callback(self.tokenizer.close)
+            ends.callback(self.engine.close)
+            ends.callback(self.driver.close)
+            if self.layout.pieces is not None:
+                ends.callback(self.layout.pieces.close)
+            if self.supervisor is not None:
+                ends.callback(self.supervisor.stop)
 
     def __enter__(self) -> Deployment:
         return self

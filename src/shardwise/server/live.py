@@ -24,6 +24,7 @@ from shardwise.server.tracing import Traces
 from shardwise.transport.messages import Stats
 
 INTERVAL_S = 0.5
+LOOKS = 5  # in an interval, at whether generation works: an outage may be shorter than it
 STATS_INTERVAL_S = 1.0
 HISTORY = 240
 
@@ -93,7 +94,14 @@ class LiveView:
             self._latest = await asyncio.to_thread(self._draw)
             async with self._changed:
                 self._changed.notify_all()
-            await asyncio.sleep(INTERVAL_S)
+            await self._until_next()
+
+    async def _until_next(self) -> None:
+        """The next picture is due: after the interval, or at once when generation stops or works again."""
+        for _ in range(LOOKS):
+            await asyncio.sleep(INTERVAL_S / LOOKS)
+            if self._slot.availability().status != self._seen_status:
+                return
 
     async def _ask_stages(self) -> None:
         while True:

@@ -29,6 +29,7 @@ from shardwise.errors import (
     ShardwiseError,
     from_record,
 )
+from shardwise.session.bell import Bell
 from shardwise.session.clock_offsets import ClockOffsets
 from shardwise.session.handle import SessionHandle
 from shardwise.session.incoming import Incoming
@@ -100,13 +101,8 @@ class Driver:
         self._changed = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
         self._numbers = iter(range(1, 2**63))
-        self._wake_in: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        self._wake_out: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        wake = f"inproc://driver-{id(self)}"
-        self._wake_in.bind(wake)
-        self._wake_out.connect(wake)
-        self._wake_lock = threading.Lock()
-        self.peers.watch(self._wake_in)
+        self._bell = Bell(context)
+        self.peers.watch(self._bell.socket)
         self._running = True
         self._thread = threading.Thread(target=self._run, name="session-driver", daemon=True)
 
@@ -118,9 +114,7 @@ class Driver:
     def call(self, action: Callable[[], None]) -> None:
         """Run something in the driver's thread."""
         self._calls.append(action)
-        with self._wake_lock:
-            if not self._wake_out.closed:
-                self._wake_out.send(b"")
+        self._bell.ring()
 
     def submit(self, request: GenerationRequest, on_event: OnEvent) -> SessionHandle:
         """Begin a generation; raises `QueueFull`, `ContextFull` or `UsageError` at once, everything later is an event."""
@@ -203,8 +197,7 @@ class Driver:
         if self._thread.is_alive():
             self.call(self._stop)
             self._thread.join(timeout=15)
-        with self._wake_lock:
-            self._wake_out.close(linger=0)
+        self._bell.close()
 
     # -- the driver's thread ------------------------------------------------------------------------------------
 
@@ -212,8 +205,7 @@ class Driver:
         next_probe_s = self.clock.now_s()
         while self._running:
             self.peers.wait(IDLE_WAIT_S)
-            while self._wake_in.poll(0):
-                self._wake_in.recv()
+            self._bell.silence()
             while self._calls:
                 self._calls.popleft()()
             for refusal in [*self.peers.read_replies(), *self.peers.read_refusals()]:
@@ -227,7 +219,7 @@ class Driver:
             if self.connected and self.settings.probe_interval_s and self.clock.now_s() >= next_probe_s:
                 next_probe_s = self.clock.now_s() + self.settings.probe_interval_s
                 self._probe()
-        self._wake_in.close(linger=0)
+        self._bell.close_socket()
         self.drop_incoming()
         self.peers.close()
         if self.journal is not None:
@@ -372,7 +364,7 @@ class Driver:
             session.interrupt(what)
         old, self.peers, self.incoming = self.peers, incoming.peers, None
         self.peers.succeed(old)
-        self.peers.watch(self._wake_in)
+        self.peers.watch(self._bell.socket)
         old.send_all(Shutdown())
         old.close()
         self.settings, self.num_stages = self.peers.settings, self.peers.num_stages

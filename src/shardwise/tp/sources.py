@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -181,19 +180,13 @@ def _files(where: str | Path | Sequence[str | Path]) -> list[Path]:
 def _opened(path: Path) -> Any:
     if path.suffix != ".safetensors":
         raise UsageError("not a safetensors file", where=str(path), hint="only safetensors can be read slice by slice")
-    with _mapped(path):
-        from safetensors import safe_open
-
-        return safe_open(str(path), framework="pt", device="cpu")
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[None]:
     try:
-        yield
+        from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError as error:
         raise MissingExtraError.for_extra("torch", "reading safetensors") from error
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
     except FileNotFoundError as error:
         raise UsageError("the file does not exist", where=str(path)) from error
-    except Exception as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise CorruptWeightsError(f"not a readable safetensors file: {error}", where=str(path)) from error

@@ -16,10 +16,15 @@ async function refresh() {
     const picture = await (await call("/api/status")).json();
     showStatus(picture.availability);
     showModel(picture.model);
-    if (!modelName && picture.model) modelName = (await (await call("/v1/models")).json()).data[0].id;
+    if (picture.model) await nameOfModel();
   } catch (error) {
     showStatus({ status: "no connection", reason: error.message });
   }
+}
+
+async function nameOfModel() {
+  modelName ||= (await (await call("/v1/models")).json()).data[0].id;
+  return modelName;
 }
 
 function addTurn(role, text) {
@@ -43,7 +48,7 @@ async function ask(text) {
   setBusy(true);
   try {
     const response = await call("/v1/chat/completions", { method: "POST", signal: running.signal, body: {
-      model: modelName, messages: system ? [{ role: "system", content: system }, ...messages] : messages,
+      model: await nameOfModel(), messages: system ? [{ role: "system", content: system }, ...messages] : messages,
       temperature: Number(place("temperature").value), max_tokens: Number(place("max").value), stream: true, stream_options: { include_usage: true },
     } });
     let last = performance.now();
