@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from shardwise.cluster.scheduling import UNKNOWN, Scheduling
 from shardwise.errors import StageLoadFailed, UsageError
 from shardwise.records import Record
 
@@ -42,6 +43,7 @@ class WorkerStatus(Record):
     exit_status: int | None = None  # negative: the signal; None of a dead worker: its node is gone with the answer
     log_tail: str = ""
     memory_bytes: int = 0  # resident
+    scheduling: Scheduling = UNKNOWN  # at most a quarter of a second old on the worker's own machine
 
 
 class NodeInfo(Record):

@@ -23,12 +23,15 @@ from typing import IO
 
 import psutil
 
+from shardwise.clock import SystemClock
 from shardwise.cluster.engine import LOG_LINE_CHARS, LOG_LINES, WorkerSpec, WorkerStatus
+from shardwise.cluster.scheduling import UNKNOWN, Scheduling, scheduling_of
 from shardwise.errors import StageLoadFailed
 
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # tuned for other machines they slow OpenBLAS (ADR 0002)
 UNSET_PREFIX = "RAY_"  # its token among them: a worker has nothing to do with Ray
 _KILL_WAIT_S = 10.0
+_SEEN_AGE_S = 0.25  # of what is read about a living process; reading costs some 0.2 ms
 
 
 @functools.cache
@@ -50,6 +53,8 @@ class WorkerProcess:
         self.spec = spec
         self.node = node
         self._on_end = on_end
+        self._clock = SystemClock()
+        self._seen, self._seen_s = (UNKNOWN, 0), -_SEEN_AGE_S
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
         self._process = start_child(functools.partial(_spawn, spec))
         assert self._process.stdin is not None
@@ -69,6 +74,7 @@ class WorkerProcess:
         code = self._process.poll()
         if code is not None:
             self._pump.join(timeout=0.5)
+        scheduling, memory_bytes = self._observe() if code is None else (UNKNOWN, 0)
         return WorkerStatus(
             name=self.spec.name,
             node=self.node,
@@ -76,8 +82,16 @@ class WorkerProcess:
             alive=code is None,
             exit_status=code,
             log_tail="\n".join(self._log.copy()),
-            memory_bytes=_resident_bytes(self.pid) if code is None else 0,
+            memory_bytes=memory_bytes,
+            scheduling=scheduling,
         )
+
+    def _observe(self) -> tuple[Scheduling, int]:
+        """Of a living process: what its system says, and the memory it has."""
+        now_s = self._clock.now_s()
+        if now_s - self._seen_s >= _SEEN_AGE_S:
+            self._seen, self._seen_s = (scheduling_of(self.pid), _resident_bytes(self.pid)), now_s
+        return self._seen
 
     def stop(self, grace_s: float) -> None:
         """Close its input (the worker then ends by itself), then kill."""

@@ -3,7 +3,7 @@
     engine statuses, heartbeats, progress of stuck sessions -> Incident -> next_action -> promote | reconnect | restart |
     replan | fallback -> sessions go on
 
-**Promises** a killed worker is noticed within `WATCH_INTERVAL_S`, a silent one within `SILENT_AFTER_S`; one incident is treated
+**Promises** a killed worker is noticed within `WATCH_INTERVAL_S`, a silent one as `liveness` says; one incident is treated
 at a time; what cannot be recovered ends every session with `SessionLost`, within the policy's deadline.
 **Called by** `Deployment`.
 """
@@ -17,7 +17,8 @@ from typing import Protocol
 
 from shardwise.clock import Clock
 from shardwise.cluster.engine import ClusterEngine
-from shardwise.errors import CorruptWeightsError, ReplyTimeout, SessionLost, ShardwiseError
+from shardwise.deploy.liveness import BEAT_MISSED_S, Starvation, judge
+from shardwise.errors import CompatibilityError, CorruptWeightsError, ReplyTimeout, SessionLost, ShardwiseError
 from shardwise.records import replace
 from shardwise.session.driver import Driver
 from shardwise.session.recovery import Available, Cause, Incident, RecoveryAction, RecoveryPolicy, next_action
@@ -26,7 +27,6 @@ from shardwise.transport.messages import ProgressRequest, StatsRequest
 
 WATCH_INTERVAL_S = 0.05
 LAST_WORD_S = 0.1  # a dying worker's own message may be on its way
-SILENT_AFTER_S = 1.5
 LAG_FACTOR, MOST_LAG_S = 4.0, 3.0  # where this process itself gets no processor, its neighbours on the machine do not either
 STUCK_AFTER_S = 3.0  # without a token, before the stages are asked where they stand
 STUCK_LOOKS = 3  # looks, one a second, without progress anywhere
@@ -42,6 +42,7 @@ class Fault:
     stage: int
     cause: Cause
     what: str
+    silent_s: float = 0.0  # since its last sign of life
 
 
 class Restarter(Protocol):
@@ -100,6 +101,7 @@ class Supervisor:
         self.incidents: list[Incident] = []
         self.slow: list[SlowStage] = []  # stages that compute much slower than they used to
         self._slow_watch = SlowWatch()
+        self._starvation: dict[int, Starvation] = {}  # of stages that have missed a beat
         self.on_change: Callable[[str], None] = lambda what: None
         self.on_slow: Callable[[SlowStage], None] = lambda slow: None
         driver.on_stage_lost = self._from_driver
@@ -149,9 +151,9 @@ class Supervisor:
         return stopped
 
     @property
-    def silent_after_s(self) -> float:
-        """After how long without a heartbeat a stage counts as silent."""
-        return SILENT_AFTER_S + min(MOST_LAG_S, LAG_FACTOR * self._lag_s)
+    def patience_s(self) -> float:
+        """What is added to every silence because this process itself gets no processor."""
+        return min(MOST_LAG_S, LAG_FACTOR * self._lag_s)
 
     def report(self, fault: Fault) -> None:
         """Something was seen of a stage elsewhere."""
@@ -198,7 +200,8 @@ class Supervisor:
                 code = status.exit_status or 0
                 how = f"signal {-code}" if code < 0 else f"status {status.exit_status}"
                 tail = (status.log_tail.strip().splitlines() or ["no output"])[-1]
-                return Fault(stage, Cause.CRASHED, f"worker ended with {how}: {tail}")
+                cause = Cause.REFUSED if code == CompatibilityError.exit_code else Cause.CRASHED
+                return Fault(stage, cause, f"worker ended with {how}: {tail}")
         return None
 
     def _find_silent(self, stages: Iterable[int]) -> Fault | None:
@@ -206,9 +209,31 @@ class Supervisor:
         looked_s = self._driver.looked_s
         for stage in stages:
             silent_s = looked_s - self._driver.heard_s.get(stage, looked_s)
-            if silent_s > self.silent_after_s:
-                return Fault(stage, Cause.SILENT, f"no heartbeat for {silent_s:.1f} s")
+            if silent_s < BEAT_MISSED_S:
+                self._starvation.pop(stage, None)
+            elif (fault := self._judge(stage, silent_s, looked_s)) is not None:
+                return fault
         return None
+
+    def _judge(self, stage: int, silent_s: float, now_s: float) -> Fault | None:
+        """One stage that has missed a beat: lost, or worth waiting for."""
+        seen = self._engine.status(self._restarter.worker_name(stage)).scheduling
+        starvation = self._starvation.setdefault(stage, Starvation())
+        starvation.take(now_s, seen)
+        verdict = judge(
+            silent_s,
+            self.patience_s,
+            seen,
+            starvation.share(now_s),
+            overdue_s=self._overdue_s(now_s),
+            hot=self._driver.peers.mirroring and stage in self._driver.peers.replicas,
+        )
+        return Fault(stage, verdict.cause, verdict.what, silent_s) if verdict is not None else None
+
+    def _overdue_s(self, now_s: float) -> float:
+        """By how much a step of any session has passed its deadline; sessions without a first token are not judged."""
+        waiting_s = max((now_s - s.last_event_s for s in list(self._driver.open_sessions.values()) if s.generated), default=0.0)
+        return max(0.0, waiting_s - self._driver.step_history.deadline_s)
 
     def _find_stuck(self, now_s: float) -> Fault | None:
         """Sessions without a token for long: ask every stage where it stands, and compare looks."""
@@ -248,7 +273,7 @@ class Supervisor:
         lost: dict[int, Incident] = {}
         while not self._stop.is_set():
             elapsed_s = self._clock.now_s() - started_s
-            incident = lost.get(fault.stage, Incident(cause=fault.cause, stage=fault.stage))
+            incident = lost.get(fault.stage, Incident(cause=fault.cause, stage=fault.stage, silent_s=fault.silent_s))
             cause = Cause.CORRUPT if fault.cause is Cause.CORRUPT else incident.cause
             incident = replace(incident, elapsed_s=elapsed_s, cause=cause)
             action = next_action(incident, self._policy, self._restarter.available(fault.stage))

@@ -37,6 +37,7 @@ from shardwise.session.journal import Ended, Generated, Journal, Opened, Unfinis
 from shardwise.session.peers import DriverSettings, Peers
 from shardwise.session.request import GenerationRequest, Readiness, Recovery, check_request
 from shardwise.session.session import OnEvent, Session
+from shardwise.session.step_history import StepHistory
 from shardwise.session.text import Tokenizer
 from shardwise.transport.channel import Envelope
 from shardwise.transport.handshake import REPLICA_STAGE
@@ -95,6 +96,7 @@ class Driver:
         self.recovering = ""  # what is being done about a fault; sessions are held meanwhile
         self.incoming: Incoming | None = None  # the stages of a new split, until they take over
         self.latest_stats: dict[int, Stats] = {}
+        self.step_history = StepHistory()
         self._grade, self._predicted_stall_s = "exact", 0.0
         self._connected: set[int] = set()
         self._stats: dict[int, dict[int, Stats]] = {}
@@ -209,7 +211,8 @@ class Driver:
             while self._calls:
                 self._calls.popleft()()
             for refusal in [*self.peers.read_replies(), *self.peers.read_refusals()]:
-                self.fail_all(refusal)
+                if self.on_stage_lost is None:  # a supervised worker that is refused ends, and is replaced
+                    self.fail_all(refusal)
             while (envelope := self.peers.receive()) is not None:
                 self._handle(envelope)
             if self.incoming is not None and self.incoming.serve():
@@ -431,11 +434,13 @@ class Driver:
         if session is None:
             return
         self.last_token_s = self.clock.now_s()
-        known = len(session.recoveries)
+        known, gap_s = len(session.recoveries), self.last_token_s - session.last_event_s
         if session.accept(sampled, self.last_token_s):
             if self.journal is not None and session.journalled:
                 self.journal.append(Generated(session=session.number, position=sampled.position, token=sampled.token))
             self.recoveries += session.recoveries[known:]
+            if len(session.recoveries) == known and len(session.generated) > 1:
+                self.step_history.add(gap_s)
             if session.finished:
                 self.end(session, cancelled=False)
 

@@ -27,14 +27,22 @@ class Cause(StrEnum):
     """What was seen."""
 
     CRASHED = "crashed"  # the process ended
-    SILENT = "silent"  # no heartbeat: asleep, stopped, cut off
+    SILENT = "silent"  # no heartbeat: asleep, cut off
+    STOPPED = "stopped"  # its own operating system says that it is stopped
     STUCK = "stuck"  # heartbeats, but no progress
     CORRUPT = "corrupt"  # the slice is not what the manifest says
     REFUSED = "refused"  # incompatible after a restart
 
 
 # Seconds until a fault is seen, and until connections are made anew: parts of every predicted stall.
-DETECTION_S = {Cause.CRASHED: 0.2, Cause.SILENT: 1.7, Cause.STUCK: 6.0, Cause.CORRUPT: 0.2, Cause.REFUSED: 0.2}
+DETECTION_S = {
+    Cause.CRASHED: 0.2,
+    Cause.SILENT: 1.7,
+    Cause.STOPPED: 1.7,
+    Cause.STUCK: 6.0,
+    Cause.CORRUPT: 0.2,
+    Cause.REFUSED: 0.2,
+}
 RECONNECTION_S = 0.2
 
 
@@ -56,6 +64,7 @@ class Incident(Record):
     stage: int
     tried: tuple[str, ...] = ()  # "action:node" of this incident, in order
     elapsed_s: float = 0.0
+    silent_s: float = 0.0  # since its last sign of life when it was given up; 0 = not known, the usual time counts
 
 
 class Available(Record):
@@ -113,7 +122,7 @@ def next_action(incident: Incident, policy: RecoveryPolicy, available: Available
 
 def _candidates(incident: Incident, available: Available, grade: str) -> list[RecoveryAction]:
     stage = incident.stage
-    seen_s = DETECTION_S[incident.cause] + RECONNECTION_S
+    seen_s = (incident.silent_s or DETECTION_S[incident.cause]) + RECONNECTION_S
     refill_s = available.refill_s if grade == "exact" else available.fast_refill_s
     out: list[RecoveryAction] = []
 
