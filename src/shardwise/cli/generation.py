@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwise.bench.run_prediction import predict_local
 from shardwise.cli.common import output
+from shardwise.cli.split_options import equip
 from shardwise.cli.tables import boundary_table, predicted_line, stage_table, summary_line
 from shardwise.deploy import Deployment, RunOptions, launch
 from shardwise.deploy.result import Measured
@@ -17,7 +18,9 @@ from shardwise.transport.messages import SamplingSettings
 def start(model: str, options: RunOptions) -> Deployment:
     """Launch with a progress bar."""
     with output().progress() as progress:
-        return launch(model, options, on_progress=progress)
+        deployment = launch(model, options, on_progress=progress)
+    equip(deployment)
+    return deployment
 
 
 def prompt_ids(deployment: Deployment, text: str, *, system: str, raw: bool) -> list[int]:

@@ -43,6 +43,8 @@ def serve(  # one parameter a flag
     layers: flags.Layers = "",
     plan: flags.PlanFile = None,
     nodes: flags.Nodes = "",
+    cluster: flags.ClusterFile = "",
+    auto: flags.Auto = False,
     ctx: flags.Ctx = 0,
     sessions: flags.Sessions = 4,
     threads: flags.Threads = 1,
@@ -86,6 +88,7 @@ def serve(  # one parameter a flag
         num_stages=stages,
         layers=flags.split_layers(layers, plan),
         nodes=flags.split_nodes(nodes, plan),
+        follow=flags.follow_policy(cluster, auto, plan),
         context_tokens=ctx,
         max_sessions=sessions,
         threads=threads,
@@ -102,12 +105,12 @@ def serve(  # one parameter a flag
         fetch_bytes_per_s=flags.fetch_rate(fetch_rate),
     )
     command.serve_command(
-        command.local_launch(model, options),
+        command.local_launch(model, options, flags.equip),
         settings,
         keys=keys,
         say=output().note,
         access_log=access_log and not output().quiet,
-        expect=_expectation(plan, local=not nodes),
+        expect=_expectation(plan, local=not nodes and not cluster),
     )
 
 

@@ -12,6 +12,8 @@ from shardwise.errors import UsageError
 from shardwise.units import parse_rate
 
 if TYPE_CHECKING:
+    from shardwise.cluster.following import FollowPolicy
+    from shardwise.deploy.deployment import Deployment
     from shardwise.deploy.options import RunOptions
     from shardwise.session.recovery import RecoveryPolicy
     from shardwise.transport.messages import SamplingSettings
@@ -24,6 +26,13 @@ Layers = Annotated[str, typer.Option("--layers", help="Layers of each stage, e.g
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="A plan made by 'plan --json'.", rich_help_panel=SPLIT)]
 Nodes = Annotated[
     str, typer.Option("--nodes", help="Nodes of the cluster, one a stage: desk,nas; or plan, or all.", rich_help_panel=SPLIT)
+]
+ClusterFile = Annotated[
+    str,
+    typer.Option("--cluster", help="The measured cluster, made by 'probe': plan with it, now and later.", rich_help_panel=SPLIT),
+]
+Auto = Annotated[
+    bool, typer.Option("--auto", help="Move to a better plan when machines come and go; else it is shown.", rich_help_panel=SPLIT)
 ]
 Ctx = Annotated[int, typer.Option("--ctx", "-c", help="Context tokens of a session; 0 = 2048, or what the model allows.")]
 Sessions = Annotated[int, typer.Option("--sessions", help="Sessions at once.")]
@@ -132,6 +141,35 @@ def split_nodes(text: str, plan: Path | None) -> tuple[str, ...]:
     from shardwise.deploy.on_cluster import plan_nodes
 
     return plan_nodes(plan)
+
+
+def follow_policy(cluster: str, auto: bool, plan: Path | None) -> FollowPolicy:
+    """What to do when machines come and go; a `--plan` says what is to be minimized."""
+    from shardwise.cluster.following import FollowPolicy
+    from shardwise.planner.plan_file import load_plan
+
+    if auto and not cluster:
+        hint = "add --cluster FILE, made by 'shardwise probe --out FILE'"
+        raise UsageError("--auto without measurements of the machines", where="auto", hint=hint)
+    objective = load_plan(plan).objective if plan is not None and cluster else FollowPolicy().objective
+    return FollowPolicy(auto=auto, cluster_file=cluster, objective=objective)
+
+
+def equip(deployment: Deployment) -> None:
+    """On a cluster: machines that join are measured when a plan needs them, and what is done about them is told."""
+    from functools import partial
+
+    from shardwise.cli.common import output
+    from shardwise.deploy.options import main_quantization
+    from shardwise.probe.newcomers import measure_newcomers
+
+    follower = deployment.follower
+    if follower is None:
+        return
+    quantization = main_quantization(deployment.model)
+    measure = partial(measure_newcomers, deployment.engine, deployment.driver_host)
+    follower.measure = partial(measure, threads=deployment.options.threads, quantization=quantization)
+    follower.on_note = lambda note: output().note(note.text)
 
 
 def run_options(**given: Any) -> RunOptions:

@@ -81,6 +81,7 @@ class BeatAnswer(Control, tag="beaten"):
     ray_token: str
     closing: bool = False  # the cluster goes down: end
     tls: TlsMaterial | None = None  # a certificate for the node's new address
+    head_start: int = 0  # which start of Ray's head it is: a new one knows nothing of raylets that joined an old one
 
 
 class Goodbye(Control, tag="bye"):

@@ -79,6 +79,7 @@ class Coordinator:
         self.card = card
         self.membership = Membership()
         self.closing = False
+        self.head_start = 0  # the last start of Ray's head that came up
         self.transitions: list[Transition] = []
         self._allowed, self._invites, self._clock, self._changed, self._policy = allowed, invites, clock, changed, policy
         self._authority = authority
@@ -199,6 +200,7 @@ class Coordinator:
             ray_token=self.cluster.ray_token,
             closing=self.closing,
             tls=self._certificate(member.name, beat.card.address) if fresh else None,
+            head_start=self.head_start,
         )
 
     def _certificate(self, name: str, address: str) -> TlsMaterial | None:

@@ -49,6 +49,7 @@ class CoordinatorDaemon:
         self._keeper: RayletKeeper | None = None
         self._announcement: Announcement | None = None
         self._reported = (False, "")
+        self._starts = 0  # of Ray's head, ever
 
     def run(self) -> None:
         """Until stopped; nodes hear of a `StopRequest` before the end."""
@@ -62,6 +63,8 @@ class CoordinatorDaemon:
         try:
             while not self._stop.is_set():
                 self._server.serve_once(self._coordinator.handle, _SERVE_S)
+                if self._keeper is not None and self._keeper.alive:
+                    self._coordinator.head_start = self._starts
                 self._coordinator.tick(own_raylet_alive=self._keeper is None or self._keeper.alive)
                 self._report()
                 now_s = self._clock.now_s()
@@ -95,7 +98,7 @@ class CoordinatorDaemon:
             self._keeper.restart()
 
     def _raylet(self) -> tuple[RayletSettings, RaySecurity]:
-        starts = self._state.next_start()
+        self._starts = starts = self._state.next_start()
         cluster = self._coordinator.cluster
         ports = port_plan(cluster.port)
         settings = RayletSettings(

@@ -60,6 +60,7 @@ class NodeDaemon:
         self._trouble = ""
         self._keeper: RayletKeeper | None = None
         self._reported = (False, "")
+        self._head_seen = (0, 0)  # the head's start as told with the last beat, and the raylet that ran then
 
     def run(self) -> None:
         """Until stopped or the cluster is down."""
@@ -161,12 +162,23 @@ class NodeDaemon:
             self._tls_address = answer.tls.address
             if self._keeper is not None:
                 self._keeper.restart()
+        self._look_at_head(answer.head_start)
         told = {"ray_head": answer.ray_head, "ray_token": answer.ray_token, "name": answer.name}
         if all(getattr(self._cluster, field) == value for field, value in told.items()):
             return
         self._cluster = self._state.update_cluster(lambda now: replace(now, **told))
         if self._keeper is not None:
             self._keeper.restart()
+
+    def _look_at_head(self, head_start: int) -> None:
+        """A raylet that joined an earlier head would wait for it for half a minute; the new one does not know it."""
+        keeper, (before, pid) = self._keeper, self._head_seen
+        if keeper is None or not head_start:
+            return
+        if before not in (0, head_start) and keeper.alive and keeper.pid == pid:
+            log.info("Ray's head started anew")
+            keeper.restart()
+        self._head_seen = (head_start, keeper.pid)
 
     def _search(self) -> None:
         """The coordinator may have another address: ask the network."""

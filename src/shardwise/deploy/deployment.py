@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,13 +19,14 @@ import zmq
 
 from shardwise.cluster.engine import ClusterEngine, WorkerStatus
 from shardwise.deploy.fallback import fallback_options
+from shardwise.deploy.following import Follower, Note
 from shardwise.deploy.moving import move_stage, place_for
 from shardwise.deploy.options import Placement, RunOptions
 from shardwise.deploy.relayout import Change, relayout
 from shardwise.deploy.slices import recut_stage
 from shardwise.deploy.stall import Refill, SessionRows, refill_times
 from shardwise.deploy.supervisor import Supervisor
-from shardwise.deploy.survivors import nodes_with_room, num_stages_on, split_over, surviving_stages
+from shardwise.deploy.survivors import nodes_with_room, room_bytes, split_over, spread_over, surviving_stages
 from shardwise.deploy.tokenizer import LlamaTokenizer
 from shardwise.deploy.workers import Layout, Replica
 from shardwise.errors import ReplyTimeout, ShardwiseError, UsageError
@@ -87,6 +88,7 @@ class Deployment:
         self._one_change = threading.Lock()
         self._closed = threading.Event()
         self.supervisor: Supervisor | None = None
+        self.follower: Follower | None = None  # on a cluster: what reacts to machines that come and go
 
     @property
     def model(self) -> ModelDescription:
@@ -159,6 +161,16 @@ class Deployment:
             return self.engine.status(name)
         except UsageError:
             return WorkerStatus(name=name, node="")
+
+    @property
+    def notes(self) -> list[Note]:
+        """What there was to say about machines that come and go, oldest first."""
+        return list(self.follower.notes) if self.follower is not None else []
+
+    @property
+    def capacities(self) -> dict[str, int]:
+        """Bytes that models may use on each node, where that is known."""
+        return {info.name: info.memory_bytes for info in self.engine.node_infos() if info.memory_bytes}
 
     def readiness(self) -> Readiness:
         """Whether a token really went through every stage lately."""
@@ -387,15 +399,44 @@ class Deployment:
         with self.exclusively():
             move_stage(self, stage, placement or self.layout.places[stage])
 
-    def drain(self, node: str) -> None:
-        """Move every stage away from a node that is to leave; nothing is lost. `UsageError` where there is no other node."""
-        others = [n for n in self.engine.nodes() if n != node and place_for(self.layout, self.engine, n) is not None]
+    def works_on(self, node: str) -> bool:
+        """Whether a stage or a replica runs there."""
+        places = [*self.layout.places, *(replica.place for replica in self.layout.replicas.values())]
+        return any(place.node == node for place in places)
+
+    def drain(self, node: str, to: Sequence[str] = ()) -> None:
+        """Move every stage and replica away from a node that is to leave, to the others or to those named; nothing is lost.
+
+        Each stage goes to the node with most room; where none has enough for one, all are split anew over those that are left.
+        `UsageError` where that does not fit either; then those that could not move stay.
+        """
+        others = [n for n in to or self.engine.nodes() if n != node and place_for(self.layout, self.engine, n) is not None]
         mine = [status.index for status in self.stages if status.node == node]
         if mine and not others:
             raise UsageError(f"no other node can take the stages of '{node}'", where="drain", hint="add a node first")
         for stage in mine:
-            emptiest = min(others, key=lambda n: num_stages_on(self.layout, n))
-            self.replace_worker(stage, place_for(self.layout, self.engine, emptiest))
+            room = room_bytes(self.layout, self.engine.node_infos())
+            fitting = nodes_with_room(self.layout, stage, others, room)
+            if not fitting:
+                self._spread(others, room)
+                break
+            self.replace_worker(stage, place_for(self.layout, self.engine, fitting[0]))
+        for stage, replica in list(self.layout.replicas.items()):
+            if replica.place.node == node and others:
+                place = place_for(
+                    self.layout, self.engine, next((n for n in others if n != self.layout.places[stage].node), others[0])
+                )
+                with self.changing:
+                    replica.place = place or replica.place
+                    self.start_replica(stage)
+
+    def _spread(self, nodes: Sequence[str], room: dict[str, int]) -> None:
+        """A new split over these nodes."""
+        layers, names = spread_over(self.layout, nodes, room)
+        places = [place for name in names if (place := place_for(self.layout, self.engine, name)) is not None]
+        if not layers:
+            raise UsageError(f"{', '.join(nodes)} have no room for the stages", where="drain", hint="add a node first")
+        self.relayout(layers, places)
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -431,6 +472,8 @@ class Deployment:
                 ends.callback(self.layout.pieces.close)
             if self.supervisor is not None:
                 ends.callback(self.supervisor.stop)
+            if self.follower is not None:
+                ends.callback(self.follower.close)
 
     def __enter__(self) -> Deployment:
         return self

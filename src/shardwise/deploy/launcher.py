@@ -59,7 +59,7 @@ def launch(
     on_progress: OnProgress | None = None,
 ) -> Deployment:
     """Run a model on an engine's nodes; `placements` has one entry a stage (default: this machine, or `options.nodes`)."""
-    if options.nodes and engine is None:
+    if (options.nodes or options.follow.cluster_file) and engine is None:
         from shardwise.deploy.on_cluster import launch_on_cluster  # it needs this module
 
         return launch_on_cluster(model, options, on_progress=on_progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shardwise.cluster.following import FollowPolicy
 from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.model.even_split import even_split
@@ -51,6 +52,7 @@ class RunOptions(Record):
     probe_interval_s: float = 10.0
     cache_dir: str = ""  # "" = the user's cache
     recovery: RecoveryPolicy = RecoveryPolicy()
+    follow: FollowPolicy = FollowPolicy()  # on a cluster: what to do when machines come and go
     journal_dir: str = ""  # "" = sessions are journalled in memory only
     sent_log_bytes: int = 64 * 2**20  # of activations that a stage keeps to refill its neighbour after a fault
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from shardwise.cluster.engine import NodeInfo
 from shardwise.deploy.memory import stage_bytes
 from shardwise.deploy.options import Placement
 from shardwise.deploy.workers import Layout
@@ -24,6 +25,31 @@ def nodes_with_room(layout: Layout, stage: int, nodes: Sequence[str], free_bytes
     needed = _bytes(layout, layout.manifest.layers[stage])
     fits = [n for n in nodes if n != layout.places[stage].node and (not free_bytes.get(n) or free_bytes[n] >= needed)]
     return sorted(fits, key=lambda n: (-free_bytes.get(n, 0), num_stages_on(layout, n)))
+
+
+def room_bytes(layout: Layout, infos: Sequence[NodeInfo]) -> dict[str, int]:
+    """What is left on each node beside this deployment's stages: workers reserve nothing. 0 = unknown, 1 = nothing."""
+    used: dict[str, int] = {}
+    for place, layers in zip(layout.places, layout.manifest.layers, strict=True):
+        used[place.node] = used.get(place.node, 0) + _bytes(layout, layers)
+    return {i.name: max(1, i.memory_bytes - used.get(i.name, 0)) if i.memory_bytes else 0 for i in infos}
+
+
+def spread_over(layout: Layout, nodes: Sequence[str], room: Mapping[str, int]) -> tuple[tuple[int, ...], list[str]]:
+    """An even split over as few of the nodes as have room for it beside what runs, roomiest first; empty where none has."""
+    roomiest = sorted(nodes, key=lambda n: -room.get(n, 0))
+    for count in range(1, len(roomiest) + 1):
+        chosen, start, fits = roomiest[:count], 0, True
+        try:
+            layers = even_split(layout.model, count)
+        except ShardwiseError:  # the architecture cannot be cut into so many
+            continue
+        for node, number in zip(chosen, layers, strict=True):
+            fits = fits and (not room.get(node) or _bytes(layout, (start, start + number)) <= room[node])
+            start += number
+        if fits:
+            return layers, chosen
+    return (), []
 
 
 def num_stages_on(layout: Layout, node: str) -> int:

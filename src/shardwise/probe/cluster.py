@@ -16,6 +16,7 @@ from shardwise.cluster.control_link import MessageServer
 from shardwise.cluster.engine import ClusterEngine, NodeInfo, WorkerSpec, WorkerStatus
 from shardwise.cluster.interfaces import url_host
 from shardwise.errors import ShardwiseError, StageLoadFailed
+from shardwise.machines.profile import ClusterProfile
 from shardwise.probe.link_task import LinkReport, LinkSettings
 from shardwise.probe.links import link_kind
 from shardwise.probe.node import NodeReport, NodeSettings
@@ -47,7 +48,10 @@ OnProgress = Callable[[str, float], None]
 
 
 class ClusterProbe:
-    """One run over an engine's nodes. `settings` are those of each node, but for the name."""
+    """One run over an engine's nodes. `settings` are those of each node, but for the name.
+
+    Nodes that are `known`, and links between them, are not measured.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class ClusterProbe:
         link_settings: LinkSettings,
         *,
         nodes: list[NodeInfo] | None = None,
+        known: ClusterProfile | None = None,
         say: OnProgress | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -75,6 +80,7 @@ class ClusterProbe:
         self._node_reports: dict[str, NodeReport] = {}
         self._link_reports: dict[tuple[str, str], LinkReport] = {}
         self._failed: dict[str, str] = {}
+        self._known_nodes = {node.name for node in known.nodes} & set(self._infos) if known is not None else set()
         self._over = False
 
     def run(self) -> ProbeReport:
@@ -182,7 +188,7 @@ class ClusterProbe:
         return order
 
     def _node_order(self, name: str) -> Order | None:
-        if name in self._node_reports or name in self._failed:
+        if name in self._node_reports or name in self._failed or name in self._known_nodes:
             return None
         machine = self._here[name].machine
         busy = any(self._here[other].machine == machine for other in self._orders)
@@ -209,6 +215,7 @@ class ClusterProbe:
             if target != name
             and target not in self._failed
             and (name, target) not in self._link_reports
+            and not {name, target} <= self._known_nodes
             and f"{name} -> {target}" not in self._failed
         ]
 
@@ -216,7 +223,7 @@ class ClusterProbe:
         return sum(1 for a, b in itertools.permutations(self._here, 2) if a not in self._failed and b not in self._failed)
 
     def _nodes_done(self) -> bool:
-        return all(name in self._node_reports or name in self._failed for name in self._here)
+        return all(name in self._node_reports or name in self._failed or name in self._known_nodes for name in self._here)
 
     def _links_done(self) -> bool:
         return not self._orders and not any(self._targets(name) for name in self._here)

@@ -20,6 +20,7 @@ from shardwise.server.run import serve_forever
 from shardwise.server.settings import ServerSettings
 
 if TYPE_CHECKING:
+    from shardwise.deploy.deployment import Deployment
     from shardwise.deploy.options import RunOptions
 
 
@@ -45,14 +46,16 @@ def model_aliases(model: str, given: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*given, PurePath(model).name.removesuffix(".gguf")]))
 
 
-def local_launch(model: str, options: RunOptions) -> Relaunch:
-    """Launches the model as stage processes on this machine; another split may be asked for later."""
+def local_launch(model: str, options: RunOptions, equip: Callable[[Deployment], None] = lambda deployment: None) -> Relaunch:
+    """Launches the model as stage processes here or on the cluster; another split may be asked for later."""
 
     def launch_it(layers: tuple[int, ...], on_progress: Callable[[str, float], None]) -> Engine:
         from shardwise.deploy.launcher import launch
 
         chosen = replace(options, layers=layers, num_stages=len(layers)) if layers else options
-        return launch(model, chosen, on_progress=on_progress)
+        deployment = launch(model, chosen, on_progress=on_progress)
+        equip(deployment)
+        return deployment
 
     return launch_it
 

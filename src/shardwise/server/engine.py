@@ -51,6 +51,25 @@ class StageLike(Protocol):
     def workspace_bytes(self) -> int: ...
 
 
+class NoteLike(Protocol):
+    """Something that a deployment has to say; kind is good | bad | info."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+
+
+@runtime_checkable
+class OnMachines(Protocol):
+    """A deployment that knows its machines and tells what happens to them."""
+
+    @property
+    def notes(self) -> Sequence[NoteLike]: ...
+    @property
+    def capacities(self) -> dict[str, int]: ...
+
+
 class Engine(Protocol):
     """A deployment, as far as the server is concerned.
 

@@ -19,7 +19,7 @@ from shardwise.errors import ShardwiseError
 from shardwise.records import plain
 from shardwise.server import snapshot
 from shardwise.server.activity import Activity
-from shardwise.server.engine import Availability, Engine, EngineSlot
+from shardwise.server.engine import Availability, Engine, EngineSlot, OnMachines
 from shardwise.server.tracing import Traces
 from shardwise.transport.messages import Stats
 
@@ -41,7 +41,7 @@ class LiveView:
         self._seen_states: dict[int, str] = {}
         self._seen_pids: dict[int, int] = {}
         self._seen_status = ""
-        self._seen_recoveries = 0
+        self._seen_recoveries = self._seen_notes = 0
         self._last_tokens = 0
         self._last_at_s = clock.now_s()
         self._latest: dict[str, Any] = {}
@@ -136,7 +136,9 @@ class LiveView:
             out |= {
                 "model": snapshot.model_picture(engine),
                 "stages": stages,
-                "nodes": snapshot.node_pictures(stages, self.capacities),
+                "nodes": snapshot.node_pictures(
+                    stages, self.capacities | (engine.capacities if isinstance(engine, OnMachines) else {})
+                ),
                 "boundaries": snapshot.boundary_pictures(engine, self._stats, self._slot.expectation.prediction),
                 **snapshot.expectation_picture(self._slot.expectation),
                 "recoveries": [plain(one) for one in engine.recoveries],
@@ -174,6 +176,10 @@ class LiveView:
         for one in recoveries[self._seen_recoveries :]:
             self.note("good", f"recovered at token {one.at_token}: {one.cause}; {one.action}, stalled {one.stall_s:.2f} s")
         self._seen_recoveries = len(recoveries)
+        notes = list(engine.notes) if isinstance(engine, OnMachines) else []
+        for said_of in notes[min(self._seen_notes, len(notes)) :]:
+            self.note(said_of.kind, said_of.text)
+        self._seen_notes = len(notes)
 
 
 def _status_text(said: Availability) -> str:
