@@ -151,7 +151,8 @@ def llama_wheel(requirement: str) -> Path:
 
 
 def stamp(extras: list[str]) -> str:
-    parts = [(ROOT / "pyproject.toml").read_text(), Path(__file__).read_text(), *sorted(extras), sys.version]
+    decisive = [ROOT / "pyproject.toml", ROOT / "setup.py", *sorted((ROOT / "src").rglob("*.c")), Path(__file__)]
+    parts = [*(path.read_text() for path in decisive), *sorted(extras), sys.version]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

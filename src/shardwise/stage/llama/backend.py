@@ -85,7 +85,7 @@ class LlamaCppBackend:
         params.op_offload = False
         params.swa_full = True  # otherwise positions could not be rolled back in models with sliding windows
         if self._tap is not None:
-            params.cb_eval = self._tap.callback
+            params.cb_eval, params.cb_eval_user_data = self._tap.callback, self._tap.user_data
         if self.is_last:
             params.n_outputs_max = settings.max_sessions
         context = self._api.llama_init_from_model(self._model, params)

@@ -2,7 +2,8 @@
 
 llama.cpp asks the callback of `cb_eval` for every graph node whether it wants it. The tap says yes to one node, copies
 its rows when it has been computed, and answers *false*, so that the rest of the graph (final norm and head) is not
-computed at all. A batch may run as several graphs; their rows arrive in order.
+computed at all. A batch may run as several graphs; their rows arrive in order. Where the native filter was compiled
+(`node_filter`), only the wanted node enters Python.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from shardwise.stage.backend import Floats
 from shardwise.stage.llama import library
+from shardwise.stage.llama.node_filter import NodeFilter, native_library
 
 GGML_MAX_NAME = 64
 GGML_TYPE_F32 = 0
@@ -58,7 +60,14 @@ class LayerTap:
         for name in ("ggml_backend_tensor_get", "ggml_backend_tensor_set"):
             getattr(base, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         self._tensor_get, self._tensor_set = base.ggml_backend_tensor_get, base.ggml_backend_tensor_set
-        self.callback = api.ggml_backend_sched_eval_callback(self._on_both if self._input else self._on_output)
+        self._python_callback = api.ggml_backend_sched_eval_callback(self._on_both if self._input else self._on_output)
+        self.callback: Any = self._python_callback
+        self.user_data: int | None = None
+        if (native := native_library()) is not None:
+            wanted = [name for name in (self._output, self._input) if name]
+            self._filter = NodeFilter(native, wanted, _NAME_OFFSET, self._python_callback)
+            self.callback = ctypes.cast(self._filter.function, api.ggml_backend_sched_eval_callback)
+            self.user_data = self._filter.user_data
 
     def begin(self, x_TH: Floats) -> None:
         """A batch with the input [T, H] follows."""
