@@ -64,6 +64,8 @@ def test_a_scenario_unfolds() -> None:
     assert len(cases) == 5
     assert {case.num_users for case in cases} == {1, 2}
     assert [case.faults for case in cases if case.faults] == [("nap",)]
+    assert {case.asking_host for case in cases} == {"desktop"}
+    assert parse_scenario(TEXT.replace("layers = [20, 10]", 'asked_from = "nas"')).cases()[-1].asking_host == "nas"
     assert scenario.fault_schedule("nap")[0].duration_s == 0.5
 
 
@@ -82,6 +84,7 @@ def test_every_scenario_that_comes_along_is_sound() -> None:
         ('loads = ["short"]', 'loads = ["shirt"]', "shirt"),
         ("prompt_tokens = 8", "prompt_tokens = '8'", "prompt_tokens"),
         ('hosts = ["desktop", "nas"]', 'hosts = ["desktop", "fridge"]', "fridge"),
+        ("layers = [20, 10]", 'layers = [20, 10]\nasked_from = "fridge"', "fridge"),
         ("repetitions = 2", "repetitions = 0", "repetitions"),
         ("seed = 3", "sede = 3", "sede"),
         ("at_token = 2", "at_token = 0", "at_token"),

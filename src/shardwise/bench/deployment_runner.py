@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,8 @@ from typing import IO
 
 import psutil
 
-from shardwise.bench.agent_records import AgentJob, AgentPlace, AgentWord
-from shardwise.bench.lab import Lab
+from shardwise.bench.agent_records import AgentJob, AgentPlace, AgentWord, Way, WayWanted
+from shardwise.bench.lab import AnyLab, Lab, LoopbackLab, lab_unavailable
 from shardwise.bench.result import Case
 from shardwise.bench.runner import OnTrial
 from shardwise.bench.scenario import Network, Scenario
@@ -49,7 +50,8 @@ class DeploymentRunner:
             job = make_job(scenario, network, cases, repetition, lab)
             with tempfile.TemporaryDirectory() as notes, background_traffic(network, lab):
                 places = tuple(self._with_extras(place, network, job, notes) for place in job.places)
-                self._run_agent(replace(job, places=places), lab, network, on_trial)
+                asker = lab.prefix(cases[0].asking_host) if lab else ()
+                self._run_agent(replace(job, places=places), asker, FaultHand(lab, network), on_trial)
 
     def _with_extras(self, place: AgentPlace, network: Network, job: AgentJob, notes: str) -> AgentPlace:
         """The place with what is put before its workers' commands: injected faults."""
@@ -58,17 +60,17 @@ class DeploymentRunner:
         if place.node in updated:
             folder = Path(__file__).parent / "injection" / "updated"
             extra = (*extra, "env", f"PYTHONPATH={folder}", f"SHARDWISE_STARTS={notes}/{place.node}")
-        return replace(place, prefix=(*place.prefix, *extra))
+        return replace(place, prefix=with_one_python_path((*place.prefix, *extra)))
 
-    def _run_agent(self, job: AgentJob, lab: Lab | None, network: Network, on_trial: OnTrial) -> None:
-        command = [*(lab.prefix(job.places[0].node) if lab else []), sys.executable, "-m", "shardwise.bench.agent"]
+    def _run_agent(self, job: AgentJob, asker: Sequence[str], hand: FaultHand, on_trial: OnTrial) -> None:
+        command = [*asker, sys.executable, "-m", "shardwise.bench.agent"]
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
             watch = threading.Timer(GROUP_TIMEOUT_S, process.kill)
             watch.start()
             try:
                 _tell(process, job)
-                _listen(process, FaultHand(lab, network), on_trial)
+                _listen(process, hand, on_trial)
                 if process.wait(timeout=30) != 0:
                     raise _crash(process.returncode, log, timed_out=not watch.is_alive())
             finally:
@@ -81,18 +83,26 @@ class DeploymentRunner:
                             pipe.close()
 
 
+def with_one_python_path(prefix: tuple[str, ...]) -> tuple[str, ...]:
+    """Several `env PYTHONPATH=...` in a row would each forget the earlier ones: all of them, in every place."""
+    mark = "PYTHONPATH="
+    folders = os.pathsep.join(word.removeprefix(mark) for word in prefix if word.startswith(mark))
+    return tuple(mark + folders if word.startswith(mark) else word for word in prefix)
+
+
 @contextlib.contextmanager
-def open_home(network: Network, seed: int) -> Iterator[Lab | None]:
-    """The network's virtual home, or None where plain processes on this machine do."""
+def open_home(network: Network, seed: int) -> Iterator[AnyLab | None]:
+    """The network's virtual home, or None where plain processes on this machine do. Without root it is made of relays."""
     if network.is_bare:
         yield None
         return
-    with Lab(network.hosts, network.links, seed=seed) as lab:
+    make = LoopbackLab if lab_unavailable() else Lab
+    with make(network.hosts, network.links, seed=seed) as lab:
         yield lab
 
 
 @contextlib.contextmanager
-def background_traffic(network: Network, lab: Lab | None) -> Iterator[None]:
+def background_traffic(network: Network, lab: AnyLab | None) -> Iterator[None]:
     """The network's bulk transfers, while the block runs."""
     with contextlib.ExitStack() as stack:
         for source, target in network.background:
@@ -102,7 +112,7 @@ def background_traffic(network: Network, lab: Lab | None) -> Iterator[None]:
         yield
 
 
-def make_job(scenario: Scenario, network: Network, cases: Sequence[Case], repetition: int, lab: Lab | None) -> AgentJob:
+def make_job(scenario: Scenario, network: Network, cases: Sequence[Case], repetition: int, lab: AnyLab | None) -> AgentJob:
     """The agent's orders for one group."""
     limits = {host.name: host.memory_bytes or psutil.virtual_memory().total for host in network.hosts}
     places = tuple(
@@ -117,7 +127,7 @@ def make_job(scenario: Scenario, network: Network, cases: Sequence[Case], repeti
     return AgentJob(
         model=scenario.model,
         places=places,
-        driver_host=places[0].host,
+        driver_host=lab.address(cases[0].asking_host) if lab else "127.0.0.1",
         cases=tuple(cases),
         repetition=repetition,
         layers=cases[0].layers,
@@ -127,13 +137,14 @@ def make_job(scenario: Scenario, network: Network, cases: Sequence[Case], repeti
         trace_tokens=scenario.trace_tokens,
         seed=scenario.seed,
         faults={name: scenario.fault_schedule(name) for case in cases for name in case.faults},
+        relayed=isinstance(lab, LoopbackLab),
     )
 
 
-def _tell(process: subprocess.Popen[bytes], job: AgentJob) -> None:
+def _tell(process: subprocess.Popen[bytes], record: AgentJob | Way) -> None:
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):  # it is gone: its log tells why
-            process.stdin.write(to_json(job) + b"\n")
+            process.stdin.write(to_json(record) + b"\n")
             process.stdin.flush()
 
 
@@ -147,6 +158,8 @@ def _listen(process: subprocess.Popen[bytes], hand: FaultHand, on_trial: OnTrial
                 on_trial(word.trial)
             elif word.fault is not None:
                 hand.act(word.fault)
+            elif word.way is not None:
+                _tell(process, hand.way(word.way))
             elif word.error is not None:
                 raise from_record(word.error.type, word.error.message)
 
@@ -163,7 +176,7 @@ def _crash(status: int, log: IO[bytes], *, timed_out: bool) -> StageCrashed | Re
 class FaultHand:
     """Carries out the network's and the hosts' part of faults, and takes them back after their duration."""
 
-    def __init__(self, lab: Lab | None, network: Network) -> None:
+    def __init__(self, lab: AnyLab | None, network: Network) -> None:
         self._lab, self._network = lab, network
         self._timers: list[threading.Timer] = []
         self._stack = contextlib.ExitStack()
@@ -176,6 +189,13 @@ class FaultHand:
             timer.cancel()
             timer.join(timeout=30)
         self._stack.close()
+
+    def way(self, wanted: WayWanted) -> Way:
+        """Through which relay one host reaches a port of another."""
+        if self._lab is None:
+            raise UsageError("there is no virtual home", where=f"network {self._network.name}")
+        host, port = self._lab.route(wanted.source, wanted.target, wanted.port)
+        return Way(host=host, port=port)
 
     def act(self, fault: Fault) -> None:
         """Do it; `UsageError` where this home cannot."""

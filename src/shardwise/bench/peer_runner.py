@@ -24,14 +24,14 @@ import msgspec
 
 from shardwise.bench.deployment_runner import background_traffic, open_home
 from shardwise.bench.environment import iso_now, load_1min, machine_s
-from shardwise.bench.lab import Lab
+from shardwise.bench.lab import AnyLab, LoopbackLab
 from shardwise.bench.prompts import TEXT
 from shardwise.bench.result import Case, RequestResult, StageFigures, TrialResult
 from shardwise.bench.runner import OnTrial
 from shardwise.bench.scenario import Scenario
 from shardwise.clock import SystemClock
 from shardwise.deploy.options import default_cache
-from shardwise.errors import MissingExtraError, StageCrashed
+from shardwise.errors import MissingExtraError, StageCrashed, UsageError
 from shardwise.model.resolve import describe_model, resolve_model
 from shardwise.records import Record
 
@@ -87,6 +87,8 @@ class PeerRunner:
         job = self._job(scenario, cases)
         with open_home(network, scenario.seed) as lab, background_traffic(network, lab), contextlib.ExitStack() as stack:
             hosts = cases[0].hosts
+            if isinstance(lab, LoopbackLab):
+                raise UsageError("peers cannot be told of relays", where=network.name, hint="run as root on Linux")
             addresses = [lab.address(host) if lab else "127.0.0.1" for host in hosts]
             job["addresses"] = addresses
             if self._peer.servers:
@@ -95,7 +97,7 @@ class PeerRunner:
                     own = job | {"index": index, "address": job["servers"][index]}
                     process = stack.enter_context(self._process("serve", own, lab, host))
                     _wait_for_ready(process)
-            client = stack.enter_context(self._process("client", job, lab, hosts[0]))
+            client = stack.enter_context(self._process("client", job, lab, cases[0].asking_host))
             self._collect(client, cases, repetition, on_trial)
 
     def _job(self, scenario: Scenario, cases: Sequence[Case]) -> dict[str, Any]:
@@ -140,7 +142,7 @@ class PeerRunner:
         return folder
 
     @contextlib.contextmanager
-    def _process(self, role: str, job: dict[str, Any], lab: Lab | None, host: str) -> Iterator[PeerProcess]:
+    def _process(self, role: str, job: dict[str, Any], lab: AnyLab | None, host: str) -> Iterator[PeerProcess]:
         command = [*(lab.prefix(host) if lab else []), self._python(self._peer.environment), self._peer.script, role]
         with tempfile.TemporaryFile() as log:
             process = PeerProcess(command, self._scripts, job, log)

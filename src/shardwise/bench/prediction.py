@@ -36,7 +36,8 @@ def with_predictions(result: ResultFile, scenario: Scenario) -> ResultFile:
     trials = []
     for trial in result.trials:
         case = trial.case
-        if case.engine == "shardwise" and len(case.hosts) > 1 and not case.faults and set(case.hosts) <= set(nodes):
+        unpredicted = case.asked_from or case.faults or not set(case.hosts) <= set(nodes)
+        if case.engine == "shardwise" and len(case.hosts) > 1 and not unpredicted:
             trial = replace(trial, predicted=predict_case(case, scenario, model, nodes))
         trials.append(trial)
     return replace(result, trials=tuple(trials))

@@ -52,11 +52,15 @@ class Load(Record):
 
 
 class Split(Record):
-    """Where the stages are. `hosts` has one name per stage; `layers` is empty for equal parts."""
+    """Where the stages are. `hosts` has one name per stage; `layers` is empty for equal parts.
+
+    `asked_from`: the host of whoever asks (the driver, a peer's client); empty = the first stage's.
+    """
 
     name: str
     hosts: tuple[str, ...]
     layers: tuple[int, ...] = ()
+    asked_from: str = ""
 
 
 class NamedFaults(Record):
@@ -127,6 +131,7 @@ def _case(model: str, engine: str, network: Network, split: Split, load: Load, f
         split=split.name,
         hosts=split.hosts,
         layers=split.layers,
+        asked_from=split.asked_from,
         workload=load.name,
         prompt_tokens=load.prompt_tokens,
         output_tokens=load.output_tokens,
@@ -257,7 +262,7 @@ def _check_names(scenario: Scenario, where: str) -> None:
                     raise UsageError(f"'measure' names the unknown {field[:-1]} {name!r}", where=where, hint=hint, field=field)
     for case in scenario.cases():
         hosts = {host.name for host in scenario.network(case.network).hosts}
-        if missing := [host for host in case.hosts if host not in hosts]:
+        if missing := [host for host in (*case.hosts, case.asking_host) if host not in hosts]:
             raise UsageError(f"split {case.split!r} uses {missing[0]!r}, which network {case.network!r} lacks", where=where)
     if scenario.repetitions < 1 or scenario.warm_up < 0:
         raise UsageError("repetitions must be 1 or more and warm_up 0 or more", where=where, field="repetitions")
