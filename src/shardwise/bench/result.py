@@ -34,6 +34,7 @@ class Environment(Record):
     load_1min: float
     started: str  # ISO 8601 date-time, UTC
     in_virtual_home: bool = True
+    lab: str = "namespaces"  # how the virtual home is made: namespaces | relays (without root)
     notes: tuple[str, ...] = ()
 
 
@@ -52,6 +53,11 @@ class Case(Record):
     faults: tuple[str, ...] = ()
     engine: str = "shardwise"  # or a peer's name
     model: str = "sample"
+    asked_from: str = ""  # a host; empty = the first stage's
+
+    @property
+    def asking_host(self) -> str:
+        return self.asked_from or self.hosts[0]
 
     @property
     def key(self) -> str:
