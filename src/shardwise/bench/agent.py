@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from shardwise.bench.agent_records import AgentJob, AgentWord
+from shardwise.bench.agent_records import AgentJob, AgentWord, Way, WayWanted
 from shardwise.bench.environment import iso_now, load_1min, machine_s
 from shardwise.bench.parts import refine_offsets, stage_label, to_common_clock, token_parts
 from shardwise.bench.prompts import prompt_ids
@@ -51,6 +51,28 @@ def say(word: AgentWord) -> None:
     """One line to the bench."""
     sys.stdout.buffer.write(to_json(word) + b"\n")
     sys.stdout.buffer.flush()
+
+
+class Ways:
+    """A `session.peers.Route` through the lab's relays, which the bench has. Asked by two threads, one at a time."""
+
+    def __init__(self, job: AgentJob) -> None:
+        self._nodes = [place.node for place in job.places]
+        self._asking_host = job.cases[0].asking_host
+        self._lock = threading.Lock()
+
+    def __call__(self, source: int, target: int, address: str) -> str:
+        scheme, _, port = address.rpartition(":")
+        asked = WayWanted(source=self._host(source), target=self._host(target), port=int(port))
+        if asked.source == asked.target:
+            return address
+        with self._lock:
+            say(AgentWord(way=asked))
+            way = from_json(sys.stdin.buffer.readline(), Way, where="standard input")
+        return f"{scheme.rpartition('/')[0]}/{way.host}:{way.port}"
+
+    def _host(self, stage: int) -> str:
+        return self._nodes[stage] if 0 <= stage < len(self._nodes) else self._asking_host
 
 
 class UserRun:
@@ -328,7 +350,8 @@ def run_job(job: AgentJob) -> None:
         probe_interval_s=0.0,
     )
     places = [Placement(node=place.node, host=place.host, prefix=place.prefix) for place in job.places]
-    with launch(job.model, options, placements=places, driver_host=job.driver_host) as deployment:
+    route = Ways(job) if job.relayed else None
+    with launch(job.model, options, placements=places, driver_host=job.driver_host, route=route) as deployment:
         agent = Agent(job, deployment)
         for case in job.cases:
             try:

@@ -33,11 +33,31 @@ class AgentJob(Record):
     shared_clock: bool = True  # all hosts are on one machine
     wire_dtype: str = "f32"
     faults: dict[str, tuple[Fault, ...]] = {}
+    relayed: bool = False  # hosts reach each other through relays: ask for each way (`WayWanted`)
+
+
+class WayWanted(Record):
+    """How does `source` reach that port of `target`?"""
+
+    source: str
+    target: str
+    port: int
+
+
+class Way(Record):
+    """So: the only thing that the agent is told after its job."""
+
+    host: str
+    port: int
 
 
 class AgentWord(Record):
-    """One line from the agent: exactly one field is set. `fault`: the bench shall act on the network or a host."""
+    """One line from the agent: exactly one field is set.
+
+    `fault`: the bench shall act on the network or a host. `way`: it shall answer with a `Way`.
+    """
 
     trial: TrialResult | None = None
     error: TrialError | None = None
     fault: Fault | None = None
+    way: WayWanted | None = None

@@ -168,6 +168,8 @@ def _warnings(base: ResultFile, new: ResultFile) -> list[str]:
         found.append("the two runs measured different scenarios or seeds; only equal cases are compared")
     if base.environment.cpu != new.environment.cpu:
         found.append(f"different processors: {base.environment.cpu} and {new.environment.cpu}")
+    if base.environment.lab != new.environment.lab:
+        found.append(f"virtual homes made differently: {base.environment.lab} and {new.environment.lab}")
     for name, version in base.environment.versions.items():
         other = new.environment.versions.get(name)
         if other != version:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from shardwise.bench.lab import lab_unavailable
 from shardwise.bench.result import Environment
 from shardwise.clock import SystemClock
 
@@ -60,6 +61,11 @@ def iso_now(clock: SystemClock | None = None) -> str:
     return at.isoformat(timespec="seconds")
 
 
+def lab_kind() -> str:
+    """How virtual homes are made here: namespaces, or relays where they cannot be had."""
+    return "relays" if lab_unavailable() else "namespaces"
+
+
 def capture_environment(*, in_virtual_home: bool = True, notes: tuple[str, ...] = ()) -> Environment:
     """This machine, now."""
     return Environment(
@@ -73,5 +79,6 @@ def capture_environment(*, in_virtual_home: bool = True, notes: tuple[str, ...] 
         load_1min=load_1min(),
         started=iso_now(),
         in_virtual_home=in_virtual_home,
+        lab=lab_kind(),
         notes=notes,
     )

@@ -25,7 +25,7 @@ from shardwise.model.description import ModelDescription
 from shardwise.model.resolve import describe_model, resolve_model
 from shardwise.session.driver import Driver
 from shardwise.session.journal import Journal
-from shardwise.session.peers import DriverSettings
+from shardwise.session.peers import DriverSettings, Route
 from shardwise.transport.security.keys import NodeKeys
 
 OnProgress = Callable[[str, float], None]  # what is being done, share done (0..1)
@@ -56,9 +56,13 @@ def launch(
     placements: list[Placement] | None = None,
     replica_placements: list[Placement] | None = None,
     driver_host: str = "127.0.0.1",
+    route: Route | None = None,
     on_progress: OnProgress | None = None,
 ) -> Deployment:
-    """Run a model on an engine's nodes; `placements` has one entry a stage (default: this machine, or `options.nodes`)."""
+    """Run a model on an engine's nodes; `placements` has one entry a stage (default: this machine, or `options.nodes`).
+
+    `route` may put something between stages (`session.peers.Route`).
+    """
     if (options.nodes or options.follow.cluster_file) and engine is None:
         from shardwise.deploy.on_cluster import launch_on_cluster  # it needs this module
 
@@ -84,6 +88,7 @@ def launch(
         advertise_host=driver_host,
         max_queue=options.max_queue,
         probe_interval_s=options.probe_interval_s,
+        route=route,
     )
     journal = Journal(Path(options.journal_dir)) if options.journal_dir else None
     driver = Driver(settings, tokenizer, keys, context, journal=journal)

@@ -190,7 +190,7 @@ def _worker_configs(
             wire_dtype=options.wire_dtype,
             deterministic=options.deterministic,
             sent_log_bytes=options.sent_log_bytes,
-            driver_address=driver.address,
+            driver_address=driver.address_for(index),
             driver_key=driver_public,
             public_key=key.public if key else "",
             secret_key=key.secret if key else "",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import zmq
 
 from shardwise.errors import CompatibilityError, SessionLost
 from shardwise.records import Record, replace
-from shardwise.transport.channel import Envelope, Inbox, Outbox
+from shardwise.transport.channel import DRIVER, Envelope, Inbox, Outbox
 from shardwise.transport.handshake import Hello
 from shardwise.transport.messages import AnyMessage, Connect, OpenSession, Ready
 from shardwise.transport.security.allow_list import AllowList
 from shardwise.transport.security.authenticator import Authenticator
 from shardwise.transport.security.keys import NodeKeys
+
+Route = Callable[[int, int, str], str]  # (from stage, to stage, its address) -> where to connect instead; the driver is -1
 
 
 class DriverSettings(Record):
@@ -25,6 +29,7 @@ class DriverSettings(Record):
     advertise_host: str = ""
     max_queue: int = 256
     probe_interval_s: float = 10.0  # an idle deployment proves itself this often; 0 = never
+    route: Route | None = None  # for those who put something between the stages, such as relays that shape links
 
 
 class Peers:
@@ -61,6 +66,13 @@ class Peers:
         host = self.settings.advertise_host
         return f"tcp://{host}:{self.inbox.address.rsplit(':', 1)[1]}" if host else self.inbox.address
 
+    def address_for(self, stage: int) -> str:
+        """Where a worker reaches the driver."""
+        return self._route(stage, DRIVER, self.address)
+
+    def _route(self, source: int, target: int, address: str) -> str:
+        return self.settings.route(source, target, address) if self.settings.route is not None else address
+
     def watch(self, socket: zmq.Socket[bytes]) -> None:
         """Let `wait` return for this socket too."""
         self._poller.register(socket, zmq.POLLIN)
@@ -92,7 +104,7 @@ class Peers:
         """A worker has reported; it replaces an older one of the same stage."""
         self.drop(ready.stage)
         self.ready[ready.stage] = ready
-        outbox = Outbox(self._context, ready.address, self.hello, self._keys, ready.public_key)
+        outbox = Outbox(self._context, self._route(DRIVER, ready.stage, ready.address), self.hello, self._keys, ready.public_key)
         self._outboxes[ready.stage] = outbox
         self._poller.register(outbox.socket, zmq.POLLIN)
 
@@ -109,7 +121,7 @@ class Peers:
         self.drop_replica(ready.stage)
         self._wired.discard(ready.stage)
         self.replicas[ready.stage] = ready
-        outbox = Outbox(self._context, ready.address, self.hello, self._keys, ready.public_key)
+        outbox = Outbox(self._context, self._route(DRIVER, ready.stage, ready.address), self.hello, self._keys, ready.public_key)
         self._replica_outboxes[ready.stage] = outbox
         self._poller.register(outbox.socket, zmq.POLLIN)
 
@@ -149,13 +161,13 @@ class Peers:
                 stage,
                 Connect(
                     epoch=self.hello.epoch,
-                    next_address=nxt.address if nxt else "",
+                    next_address=self._route(stage, stage + 1, nxt.address) if nxt else "",
                     next_key=nxt.public_key if nxt else "",
-                    first_address=first.address if first else "",
+                    first_address=self._route(stage, 0, first.address) if first else "",
                     first_key=first.public_key if first else "",
-                    next_mirror_address=next_mirror.address if next_mirror else "",
+                    next_mirror_address=self._route(stage, stage + 1, next_mirror.address) if next_mirror else "",
                     next_mirror_key=next_mirror.public_key if next_mirror else "",
-                    first_mirror_address=first_mirror.address if first_mirror else "",
+                    first_mirror_address=self._route(stage, 0, first_mirror.address) if first_mirror else "",
                     first_mirror_key=first_mirror.public_key if first_mirror else "",
                 ),
             )

@@ -16,7 +16,7 @@ import contextlib
 import queue
 import socket
 import threading
-from typing import Self
+from typing import Protocol, Self
 
 from shardwise.clock import Clock, SystemClock
 from shardwise.transport.shaping import LinkModel, LinkShape
@@ -26,11 +26,21 @@ _QUEUE_CHUNKS = 64
 _TICK_S = 0.2
 
 
+class Carrier(Protocol):
+    """What one direction goes through: a link of its own, or several that are shared with other relays."""
+
+    def deliver_stream(self, now_s: float, num_bytes: int) -> float:
+        """When bytes that are there now come out."""
+        ...
+
+
 class _Direction:
     """One direction of one connection: a reader that stamps chunks with their time, a writer that keeps it."""
 
-    def __init__(self, relay: TcpRelay, source: socket.socket, target: socket.socket, model: LinkModel) -> None:
-        self._relay, self._source, self._target, self._model = relay, source, target, model
+    def __init__(
+        self, relay: TcpRelay, source: socket.socket, target: socket.socket, model: Carrier, gate: threading.Event
+    ) -> None:
+        self._relay, self._source, self._target, self._model, self._gate = relay, source, target, model, gate
         self._chunks: queue.Queue[tuple[float, bytes]] = queue.Queue(_QUEUE_CHUNKS)
         self.threads = [threading.Thread(target=work, daemon=True, name="relay") for work in (self._read, self._write)]
         for thread in self.threads:
@@ -63,6 +73,8 @@ class _Direction:
             except queue.Empty:
                 continue
             clock.sleep(due_s - clock.now_s())
+            while not self._gate.wait(_TICK_S) and not self._relay.closing.is_set():
+                continue
             try:
                 if data:
                     self._target.sendall(data)
@@ -81,8 +93,8 @@ class TcpRelay:
         self,
         target: tuple[str, int],
         *,
-        forth: LinkShape | None = None,
-        back: LinkShape | None = None,
+        forth: LinkShape | Carrier | None = None,
+        back: LinkShape | Carrier | None = None,
         seed: int = 0,
         clock: Clock | None = None,
     ) -> None:
@@ -90,7 +102,9 @@ class TcpRelay:
         self.closing = threading.Event()
         self.lock = threading.Lock()
         self._target = target
-        self._forth, self._back = LinkModel(forth or LinkShape(), seed), LinkModel(back or LinkShape(), seed + 1)
+        self._forth, self._back = _carrier(forth, seed), _carrier(back, seed + 1)
+        self._gates = (threading.Event(), threading.Event())  # set: what is due passes
+        self.hold(forth=False, back=False)
         self._server = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
         self._directions: list[_Direction] = []
@@ -107,8 +121,14 @@ class TcpRelay:
     def set_shapes(self, *, forth: LinkShape | None = None, back: LinkShape | None = None) -> None:
         """Change the link while it runs."""
         with self.lock:
-            self._forth.shape = forth or self._forth.shape
-            self._back.shape = back or self._back.shape
+            for carrier, shape in ((self._forth, forth), (self._back, back)):
+                if isinstance(carrier, LinkModel) and shape is not None:
+                    carrier.shape = shape
+
+    def hold(self, *, forth: bool, back: bool) -> None:
+        """Let nothing pass in these directions, as when a cable is out; connections stay, and what waits comes later."""
+        for gate, held in zip(self._gates, (forth, back), strict=True):
+            gate.clear() if held else gate.set()
 
     def close(self) -> None:
         """End every connection and thread; may be called twice."""
@@ -138,4 +158,11 @@ class TcpRelay:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * _CHUNK_BYTES)
             self._sockets += [near, far]
-            self._directions += [_Direction(self, near, far, self._forth), _Direction(self, far, near, self._back)]
+            self._directions += [
+                _Direction(self, near, far, self._forth, self._gates[0]),
+                _Direction(self, far, near, self._back, self._gates[1]),
+            ]
+
+
+def _carrier(given: LinkShape | Carrier | None, seed: int) -> Carrier:
+    return LinkModel(given or LinkShape(), seed) if given is None or isinstance(given, LinkShape) else given

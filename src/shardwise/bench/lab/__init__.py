@@ -6,7 +6,10 @@ from shardwise.bench.lab.plan import Host, Link
 from shardwise.bench.lab.profiles import LinkPreset, link_preset, link_presets
 from shardwise.bench.lab.state import clean, lab_unavailable
 
+AnyLab = Lab | LoopbackLab
+
 __all__ = [
+    "AnyLab",
     "Host",
     "Lab",
     "Link",
