@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from shardwise.clock import SystemClock
 from shardwise.server.app import create_app
 from shardwise.server.engine import Engine, EngineSlot
+from shardwise.server.protocol import GuardedProtocol
 from shardwise.server.run import Server, listen
 from shardwise.server.settings import ServerSettings
 from shardwise.server.state import ServerState
@@ -45,7 +46,9 @@ class Running:
 def running_app(app: FastAPI, slot: EngineSlot, settings: ServerSettings) -> Iterator[Running]:
     """Serve an application until the block ends."""
     bound = listen(settings)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app, http=GuardedProtocol, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
+    )
     server = Server(config, app.state.shardwise)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()

@@ -10,7 +10,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from shardwise.deploy.deployment import Deployment
+from shardwise.deploy.launcher import launch_local
 from shardwise.server.tracing import visit_times
+from shardwise.session.request import Token
 from shardwise.transport.messages import Visit
 
 from .running import running_server
@@ -64,6 +66,36 @@ def test_a_traced_request_gives_a_span_per_stage_visit(deployment: Deployment, c
     assert all(span.parent_span_id == roots[0].span_id for span in visits)
     assert all(span.end_time_unix_nano > span.start_time_unix_nano for span in visits)
     assert all(span.start_time_unix_nano < roots[0].end_time_unix_nano for span in visits)
+
+
+def test_each_session_of_a_mixed_batch_keeps_its_own_trace() -> None:
+    """Traced and untraced sessions that share steps: no visit is lost on the way, and none is another session's."""
+    with launch_local("sample", num_stages=3, max_sessions=6, context_tokens=160, probe_interval_s=0.0) as deployment:
+        prompts = [deployment.prompt_ids(f"Count from {number} on:") for number in range(6)]
+        runs: list[list[Token]] = [[] for _ in prompts]
+
+        def ask(index: int) -> None:
+            traced = index % 2 == 1
+            tokens = deployment.generate(prompts[index], max_tokens=12 + 3 * index, ignore_eos=True, traced=traced)
+            runs[index].extend(tokens)
+
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    shared = 0
+    for index, run in enumerate(runs):
+        assert len(run) == 12 + 3 * index
+        if index % 2 == 0:
+            assert not any(token.visits for token in run)
+            continue
+        for before, token in zip([None, *run], run):
+            assert [visit.stage for visit in token.visits] == [0, 1, 2]
+            assert all(left.sent_s <= right.received_s for left, right in zip(token.visits, token.visits[1:]))
+            assert before is None or before.visits[-1].sent_s <= token.visits[0].received_s  # its own turn of the ring
+            shared += any(visit.rows > 1 for visit in token.visits[1:])
+    assert shared > 0
 
 
 def test_visits_with_foreign_clocks_are_laid_back_to_back() -> None:

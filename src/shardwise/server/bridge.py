@@ -1,18 +1,22 @@
 """From the deployment's driver threads into the event loop, in order, with one wake-up for whatever has come since the last.
 
-**Promises:** every event reaches its sink once and in order; posting never blocks and never raises. **Fails when:** the loop is
-closed; then events are dropped, since nobody is left to read them. **Called by:** `Generation`.
+**Promises:** every event reaches its receiver once and in order, events of one receiver that came together in one call; posting
+never blocks and never raises; a receiver that breaks is logged and leaves the others alone. **Fails when:** the loop is closed;
+then events are dropped, since nobody is left to read them. **Called by:** `Generation`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from shardwise.clock import Clock
 from shardwise.server.engine import Event
+
+log = logging.getLogger("shardwise.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,12 @@ class Arrived:
     at_s: float
 
 
+class Receiver(Protocol):
+    """Who gets events, in the loop."""
+
+    def take(self, arrived: list[Arrived]) -> None: ...
+
+
 class Bridge:
     """One a server."""
 
@@ -31,14 +41,14 @@ class Bridge:
         self._loop = loop
         self._clock = clock
         self._lock = threading.Lock()
-        self._pending: list[tuple[Callable[[Arrived], None], Arrived]] = []
+        self._pending: dict[Receiver, list[Arrived]] = {}
 
-    def post(self, sink: Callable[[Arrived], None], choice: int, event: Event) -> None:
+    def post(self, receiver: Receiver, choice: int, event: Event) -> None:
         """Called from any thread."""
         arrived = Arrived(choice, event, self._clock.now_s())
         with self._lock:
             wake = not self._pending
-            self._pending.append((sink, arrived))
+            self._pending.setdefault(receiver, []).append(arrived)
         if wake and not self._loop.is_closed():
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
@@ -47,6 +57,9 @@ class Bridge:
 
     def _deliver(self) -> None:
         with self._lock:
-            pending, self._pending = self._pending, []
-        for sink, arrived in pending:
-            sink(arrived)
+            pending, self._pending = self._pending, {}
+        for receiver, arrived in pending.items():
+            try:
+                receiver.take(arrived)
+            except Exception:
+                log.exception("a stream broke")

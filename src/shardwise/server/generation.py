@@ -1,12 +1,14 @@
 """One HTTP request's generations: submitted together, read as one stream of events, cancelled together.
 
-Tokens flow in from the bridge. A failure of one choice ends all. `close` frees whatever is still running; it is called on every
-way out: the end, an error, a disconnected client, a cancelled task.
+Tokens flow in from the bridge (`take`). Whoever reads them waits for each (`next`), or is called when some are there (`attach`)
+and takes them without waiting (`pop`). A failure of one choice ends all. `close` frees whatever is still running; it is called on
+every way out: the end, an error, a disconnected client, a cancelled task.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -37,10 +39,12 @@ class Generation:
         self._requests = list(requests)
         self._active = active
         self._client = client
-        self._queue: asyncio.Queue[Arrived] = asyncio.Queue()
+        self._arrived: deque[Arrived] = deque()
+        self._on_tokens: Callable[[], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._handles: list[SessionHandle] = []
         self._open = set(range(len(self._requests)))
-        self._first: Arrived | None = None
+        self._first: tuple[int, Token, float] | None = None
         self._last_at_s: dict[int, float] = {}
         self._ended = False
 
@@ -61,19 +65,54 @@ class Generation:
 
     async def wait_first(self) -> None:
         """Until a token went all the way: only then may the answer say 200. Raises a `Problem` where none will come."""
-        self._first = await self._next()
+        self._first = await self.next()
 
     async def next(self) -> tuple[int, Token, float] | None:
         """The next token (choice, token, when the driver gave it out); None when all choices have ended."""
+        while (item := self.pop()) is None and self.running:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return item
+
+    def attach(self, on_tokens: Callable[[], None]) -> None:
+        """Call this, in the loop, whenever something is there for `pop`: the first time now."""
+        self._on_tokens = on_tokens
+        on_tokens()
+
+    @property
+    def running(self) -> bool:
+        """More will come, or has come and was not taken."""
+        return bool(self._open) or self._first is not None
+
+    def take(self, arrived: list[Arrived]) -> None:
+        """Events from the bridge."""
+        if self._ended:
+            return
+        self._arrived += arrived
+        if self._on_tokens is not None:
+            self._on_tokens()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def pop(self) -> tuple[int, Token, float] | None:
+        """As `next`, without waiting: None where nothing is there at this moment. Raises a `Problem` for a failure."""
         if self._first is not None:
-            arrived, self._first = self._first, None
-        elif self._open:
-            arrived = await self._next()
-        else:
-            return None
-        token = arrived.event
-        assert isinstance(token, Token)
-        return arrived.choice, token, arrived.at_s
+            item, self._first = self._first, None
+            return item
+        while self._arrived:
+            arrived = self._arrived.popleft()
+            event = arrived.event
+            if arrived.choice not in self._open:
+                continue
+            if isinstance(event, ShardwiseError):
+                raise from_error(event)
+            if event.finish_reason:
+                self._open.discard(arrived.choice)
+            if event.finish_reason == "cancelled":  # not a token
+                raise Problem(503, "the generation was cancelled by the server", code="cancelled", retry_after_s=5.0)
+            self._account(arrived, event)
+            return arrived.choice, event, arrived.at_s
+        return None
 
     def close(self) -> None:
         """Cancel what still runs. Harmless when everything has ended."""
@@ -104,23 +143,8 @@ class Generation:
                 self.close()
 
     def _sink(self, index: int) -> Callable[[Event], None]:
-        bridge, put = self._state.bridge(), self._queue.put_nowait
-        return lambda event: bridge.post(put, index, event)
-
-    async def _next(self) -> Arrived:
-        while True:
-            arrived = await self._queue.get()
-            if arrived.choice not in self._open:
-                continue
-            event = arrived.event
-            if isinstance(event, ShardwiseError):
-                raise from_error(event)
-            if event.finish_reason:
-                self._open.discard(arrived.choice)
-            if event.finish_reason == "cancelled":  # not a token
-                raise Problem(503, "the generation was cancelled by the server", code="cancelled", retry_after_s=5.0)
-            self._account(arrived, event)
-            return arrived
+        bridge = self._state.bridge()
+        return lambda event: bridge.post(self, index, event)
 
     def _account(self, arrived: Arrived, token: Token) -> None:
         active, metrics = self._active, self._state.metrics

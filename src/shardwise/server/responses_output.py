@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwise.server import sse
 from shardwise.server.chat_output import ChatChoice
+from shardwise.server.problems import Problem
 from shardwise.server.schemas.responses import ResponseRequest
 from shardwise.server.toolcalls import ToolCall
 from shardwise.session.request import Token
@@ -27,10 +28,14 @@ class ResponseOutput:
         self._open_text = False
         self._sequence = 0
 
-    def begin(self) -> bytes:
+    def opening(self) -> bytes:
         """`response.created` and `response.in_progress`."""
         snapshot = self.as_dict("in_progress")
         return self._event("response.created", response=snapshot) + self._event("response.in_progress", response=snapshot)
+
+    def piece(self, choice: int, token: Token) -> bytes:
+        """The events of one token; there is only one choice."""
+        return self.feed(token)
 
     def feed(self, token: Token) -> bytes:
         """What one token makes known."""
@@ -42,13 +47,14 @@ class ResponseOutput:
             out += self._close_text()
         return b"".join(out)
 
-    def end(self) -> bytes:
+    def ending(self) -> bytes:
         """`response.completed`, or `response.incomplete` where the length was reached."""
         status = self.status
         return self._event(f"response.{status}", response=self.as_dict(status))
 
-    def failed(self, error: dict[str, Any]) -> bytes:
+    def failed(self, problem: Problem) -> bytes:
         """`response.failed`: the generation broke on the way."""
+        error = problem.body["error"]
         reason = {"code": error.get("code") or "server_error", "message": error.get("message", "")}
         return self._event("response.failed", response=self.as_dict("failed") | {"error": reason})
 

@@ -23,8 +23,10 @@ from shardwise.server.access import ApiKey
 from shardwise.server.app import create_app
 from shardwise.server.engine import Engine, EngineSlot, LoadingProgress
 from shardwise.server.operations import Operator, Relaunch
+from shardwise.server.protocol import GuardedProtocol
 from shardwise.server.settings import ServerSettings
 from shardwise.server.state import ServerState
+from shardwise.transport.promptness import prefer_promptness
 
 log = logging.getLogger("shardwise.server")
 
@@ -62,6 +64,7 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve; threads hand the interpreter over ten times as often meanwhile, or the driver's bursts hold the loop up."""
+        prefer_promptness()
         before_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
@@ -126,6 +129,7 @@ def serve_forever(
     bound = listen(settings)
     config = uvicorn.Config(
         app,
+        http=GuardedProtocol,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -1,13 +1,12 @@
 """Server-sent events over ASGI: one task writes, one watches for the client's disconnect, one keeps a waiting stream open.
 
-The headers go out when the caller starts the response, that is after the first token really arrived. Whatever ends the
-stream, the `closing` callback runs, within the same turn of the loop as the disconnect is seen.
+For what comes now and then, as the live view's pictures; tokens go through `token_stream`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import msgspec
 from starlette.responses import Response
@@ -15,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 KEEP_ALIVE = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -33,11 +33,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, pieces: AsyncIterator[bytes], *, closing: Callable[[], None], keepalive_s: float) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(self, pieces: AsyncIterator[bytes], *, keepalive_s: float) -> None:
+        super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._pieces = pieces
-        self._closing = closing
         self._keepalive_s = keepalive_s
         self._wrote = False
 
@@ -51,7 +50,6 @@ class EventStream(Response):
             if writing in done:
                 writing.result()
         finally:
-            self._closing()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -100,21 +100,26 @@ class Executor:
             self._worker.sent_log.append(item.segment, payload[start:end])
             start = end
 
-    def _visits(self, items: list[Item], started_s: float, computed_s: float, sent_s: float, copy_s: float) -> tuple[Visit, ...]:
-        """The trace so far and this stage's part of it, where a session asked for it."""
+    def _visits(
+        self, items: list[Item], started_s: float, computed_s: float, sent_s: float, copy_s: float
+    ) -> tuple[tuple[Visit, ...], ...]:
+        """Each item's own trace so far and this stage's part of it, where its session asked for it."""
         if not any(item.segment.traced for item in items):
             return ()
-        first = items[0]
-        here = Visit(
-            stage=self._worker.config.stage,
-            received_s=first.received_s,
-            started_s=started_s,
-            computed_s=computed_s,
-            sent_s=sent_s,
-            rows=sum(item.segment.num_tokens for item in items),
-            copy_s=copy_s,
-        )
-        return (*first.visits, here)
+        rows = sum(item.segment.num_tokens for item in items)
+
+        def here(received_s: float) -> Visit:
+            return Visit(
+                stage=self._worker.config.stage,
+                received_s=received_s,
+                started_s=started_s,
+                computed_s=computed_s,
+                sent_s=sent_s,
+                rows=rows,
+                copy_s=copy_s,
+            )
+
+        return tuple((*item.visits, here(item.received_s)) if item.segment.traced else () for item in items)
 
     def _sample(self, paired: list[tuple[Item, StageSession]], logits_SV: Floats, times_s: tuple[float, float]) -> None:
         worker = self._worker
@@ -142,7 +147,7 @@ class Executor:
                     logprob=choice.logprob,
                     top=choice.top,
                     sent_s=sent_s,
-                    visits=self._visits([item], times_s[0], times_s[1], sent_s, 0.0),
+                    visits=next(iter(self._visits([item], times_s[0], times_s[1], sent_s, 0.0)), ()),
                 )
             )
         for sampled in out:

@@ -13,6 +13,7 @@ driver, then exit 1). **Called by** `stage.__main__`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 
 import zmq
@@ -222,10 +223,10 @@ class StageWorker:
             self._report(error, 0, 0)
             return
         row = 0
-        for segment in step.segments:
+        for segment, visits in itertools.zip_longest(step.segments, step.visits[: len(step.segments)], fillvalue=()):
             x_TH = rows_TH[row : row + segment.num_tokens]
             row += segment.num_tokens
-            self.enqueue(Item(segment, x_TH, (), now_s, step.visits, envelope.peer))
+            self.enqueue(Item(segment, x_TH, (), now_s, visits, envelope.peer))
         if all(segment.num_tokens == 1 for segment in step.segments):
             self.figures.transfer.add(now_s - step.sent_s)
 

@@ -81,7 +81,7 @@ class Step(Message, tag="step"):
     dtype: str  # f32 | f16
     hidden: int
     sent_s: float
-    visits: tuple[Visit, ...] = ()
+    visits: tuple[tuple[Visit, ...], ...] = ()  # of each segment, () for one that is not traced; empty where none is
 
 
 class TokenLogprob(Record, array_like=True):

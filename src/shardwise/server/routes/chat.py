@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
@@ -18,7 +17,9 @@ from shardwise.server.problems import Problem, invalid
 from shardwise.server.routes.documents import ERRORS, ok
 from shardwise.server.schemas.chat import ChatRequest
 from shardwise.server.state import ServerState, state_of
+from shardwise.server.token_stream import GenerationStream
 from shardwise.server.usage import usage
+from shardwise.session.request import Token
 
 router = APIRouter()
 
@@ -49,7 +50,7 @@ async def chat_completions(request: Request, body: ChatRequest, state: Annotated
         generation.start()
         await unless_disconnected(request, generation.wait_first())
         if body.stream:
-            return keep(sse.EventStream(answer.chunks(), closing=generation.close, keepalive_s=state.settings.keepalive_s))
+            return keep(GenerationStream(state, generation, answer))
         return Response(await unless_disconnected(request, answer.whole()), media_type="application/json")
 
 
@@ -72,7 +73,6 @@ class ChatAnswer:
         model_name: str,
         num_top: int,
     ) -> None:
-        self._state = state
         self._body = body
         self._generation = generation
         self._num_prompt = len(plan.prompt)
@@ -100,25 +100,25 @@ class ChatAnswer:
             }
         )
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The events of a streamed one. A failure on the way is an event with an error, never a silent end."""
-        clock, overhead = self._state.clock, self._state.metrics.overhead
-        try:
-            yield b"".join(self._event(choice.opening()) for choice in self._choices)
-            while (item := await self._generation.next()) is not None:
-                index, token, at_s = item
-                self._num_generated += 1
-                piece = b"".join(self._event(one) for one in self._choices[index].deltas(token))
-                if piece:
-                    yield piece
-                    overhead.observe(clock.now_s() - at_s)
-        except Problem as problem:
-            yield sse.data(problem.body)
-            return
-        if self._body.wants_usage:
-            head = self._head | {"object": "chat.completion.chunk"}
-            yield sse.data(head | {"choices": [], "usage": usage(self._num_prompt, self._num_generated)})
-        yield sse.DONE
+    def opening(self) -> bytes:
+        """The chunks that name the roles."""
+        return b"".join(self._event(choice.opening()) for choice in self._choices)
+
+    def piece(self, choice: int, token: Token) -> bytes:
+        """The chunks of one token."""
+        self._num_generated += 1
+        return b"".join(self._event(one) for one in self._choices[choice].deltas(token))
+
+    def ending(self) -> bytes:
+        """What follows the last token."""
+        if not self._body.wants_usage:
+            return sse.DONE
+        head = self._head | {"object": "chat.completion.chunk"}
+        return sse.data(head | {"choices": [], "usage": usage(self._num_prompt, self._num_generated)}) + sse.DONE
+
+    def failed(self, problem: Problem) -> bytes:
+        """A failure on the way is an event with an error."""
+        return sse.data(problem.body)
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ from shardwise.server.prompts import token_prompts
 from shardwise.server.routes.documents import ERRORS, ok
 from shardwise.server.schemas.completions import CompletionRequest
 from shardwise.server.state import ServerState, state_of
+from shardwise.server.token_stream import GenerationStream
 from shardwise.server.usage import usage
 from shardwise.session.request import Token
 
@@ -54,7 +54,7 @@ async def completions(request: Request, body: CompletionRequest, state: Annotate
         generation.start()
         await unless_disconnected(request, generation.wait_first())
         if body.stream:
-            return keep(sse.EventStream(answer.chunks(), closing=generation.close, keepalive_s=state.settings.keepalive_s))
+            return keep(GenerationStream(state, generation, answer))
         return Response(await unless_disconnected(request, answer.whole()), media_type="application/json")
 
 
@@ -92,7 +92,6 @@ class CompletionAnswer:
         generation: Generation,
         model_name: str,
     ) -> None:
-        self._state = state
         self._body = body
         self._generation = generation
         self._num_prompt = sum(len(prompt) for prompt in prompts)
@@ -127,24 +126,28 @@ class CompletionAnswer:
         ]
         return msgspec.json.encode(self._head | {"choices": choices, "usage": usage(self._num_prompt, self._num_generated)})
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The events of a streamed one."""
-        clock, overhead = self._state.clock, self._state.metrics.overhead
-        try:
-            if self._body.echo:
-                yield b"".join(self._event(c.as_dict(echo, [], None)) for echo, c in zip(self._echo, self._choices))
-            while (item := await self._generation.next()) is not None:
-                index, token, at_s = item
-                self._num_generated += 1
-                if token.text or token.finish_reason or self._body.logprobs is not None:
-                    yield self._event(self._choices[index].as_dict(token.text, [token], token.finish_reason or None))
-                    overhead.observe(clock.now_s() - at_s)
-        except Problem as problem:
-            yield sse.data(problem.body)
-            return
-        if self._body.wants_usage:
-            yield sse.data(self._head | {"choices": [], "usage": usage(self._num_prompt, self._num_generated)})
-        yield sse.DONE
+    def opening(self) -> bytes:
+        """The prompts, where they are to be repeated."""
+        if not self._body.echo:
+            return b""
+        return b"".join(self._event(c.as_dict(echo, [], None)) for echo, c in zip(self._echo, self._choices))
+
+    def piece(self, choice: int, token: Token) -> bytes:
+        """The chunk of one token."""
+        self._num_generated += 1
+        if token.text or token.finish_reason or self._body.logprobs is not None:
+            return self._event(self._choices[choice].as_dict(token.text, [token], token.finish_reason or None))
+        return b""
+
+    def ending(self) -> bytes:
+        """What follows the last token."""
+        if not self._body.wants_usage:
+            return sse.DONE
+        return sse.data(self._head | {"choices": [], "usage": usage(self._num_prompt, self._num_generated)}) + sse.DONE
+
+    def failed(self, problem: Problem) -> bytes:
+        """A failure on the way is an event with an error."""
+        return sse.data(problem.body)
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return sse.data(self._head | {"choices": [choice]} | ({"usage": None} if self._body.wants_usage else {}))

@@ -24,7 +24,7 @@ async def status(state: Annotated[ServerState, Depends(state_of)]) -> dict[str, 
 @router.get("/api/events", responses=ok("pictures, one an event", media_type="text/event-stream") | only(401, 403))
 async def events(state: Annotated[ServerState, Depends(state_of)]) -> Response:
     """A picture at once and then two a second."""
-    return sse.EventStream(_pictures(state), closing=lambda: None, keepalive_s=state.settings.keepalive_s)
+    return sse.EventStream(_pictures(state), keepalive_s=state.settings.keepalive_s)
 
 
 async def _pictures(state: ServerState) -> AsyncIterator[bytes]:

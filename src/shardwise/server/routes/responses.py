@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from shardwise.server import sse
 from shardwise.server.chat_plan import plan_chat
 from shardwise.server.generation import Generation, unless_disconnected
 from shardwise.server.planning import grammar_of, in_thread, make_generation, output_limit
-from shardwise.server.problems import Problem
 from shardwise.server.responses_input import as_chat
 from shardwise.server.responses_output import ResponseOutput, response_head
 from shardwise.server.routes.documents import ERRORS, ok
 from shardwise.server.schemas.responses import ResponseRequest
 from shardwise.server.state import ServerState, state_of
+from shardwise.server.token_stream import GenerationStream
 
 router = APIRouter()
 
@@ -45,8 +43,7 @@ async def responses(request: Request, body: ResponseRequest, state: Annotated[Se
         generation.start()
         await unless_disconnected(request, generation.wait_first())
         if body.stream:
-            events = _events(state, generation, output)
-            return keep(sse.EventStream(events, closing=generation.close, keepalive_s=state.settings.keepalive_s))
+            return keep(GenerationStream(state, generation, output))
         await unless_disconnected(request, _collect(generation, output))
         return Response(msgspec.json.encode(output.as_dict(output.status)), media_type="application/json")
 
@@ -54,17 +51,3 @@ async def responses(request: Request, body: ResponseRequest, state: Annotated[Se
 async def _collect(generation: Generation, output: ResponseOutput) -> None:
     while (item := await generation.next()) is not None:
         output.feed(item[1])
-
-
-async def _events(state: ServerState, generation: Generation, output: ResponseOutput) -> AsyncIterator[bytes]:
-    try:
-        yield output.begin()
-        while (item := await generation.next()) is not None:
-            piece = output.feed(item[1])
-            if piece:
-                yield piece
-                state.metrics.overhead.observe(state.clock.now_s() - item[2])
-    except Problem as problem:
-        yield output.failed(problem.body["error"])
-        return
-    yield output.end()

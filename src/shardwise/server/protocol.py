@@ -1,0 +1,76 @@
+"""Uvicorn's HTTP protocol with limits on what comes before a request and on who does not read its answer.
+
+    connection -> (head of a request: bounded in time and size) -> application -> (bytes that nobody takes: bounded in time)
+
+**Promises:** a connection that has no whole request head `HEAD_TIMEOUT_S` after its beginning, or after the head's first byte,
+is closed; a head of more than `MAX_HEAD_BYTES` gets 431; a client that takes nothing of its answer for `STALL_TIMEOUT_S` is
+cut off, and its generation with it; there are at most `MAX_CONNECTIONS`. **Called by** uvicorn (`run`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_TIMEOUT_S = 10.0
+STALL_TIMEOUT_S = 60.0
+MAX_HEAD_BYTES = 64 * 1024
+MAX_CONNECTIONS = 4000
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._head_bytes = 0
+        self._in_head = True
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes = False, 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        super().resume_writing()
