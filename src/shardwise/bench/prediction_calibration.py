@@ -1,9 +1,9 @@
 """What is known before the matrix runs: this machine's layers, its runtime's own costs, the links. Nothing of the matrix.
 
-    probe of real layers -> rates; one short run each of one and two stages on loopback -> `RuntimeCosts`; pings -> links
+    probe of real layers and the head -> rates; short runs of one and two stages on loopback -> `RuntimeCosts`; pings -> links
 
-The short runs have a prompt of 300 tokens, which no cell has. **Fails with** the errors of the probe and of deployments.
-**Called by** `prediction_matrix`.
+The short runs have prompts of 300 and 1,000 tokens, which no cell has; what can be told from one stage is told from one stage.
+**Fails with** the errors of the probe and of deployments. **Called by** `prediction_matrix`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from shardwise.bench.agent import UserRun
 from shardwise.bench.prediction_link import measure_link
-from shardwise.bench.prompts import prompt_ids
+from shardwise.bench.prediction_runs import OUTPUT_TOKENS, RunFigures, Runs, short_runs
 from shardwise.bench.scenario import Scenario
-from shardwise.bench.stats import quantile
 from shardwise.clock import SystemClock
 from shardwise.cluster.machine import usable_cores, usable_memory_bytes
-from shardwise.deploy import Deployment, launch_local
 from shardwise.deploy.options import RunOptions, main_quantization
-from shardwise.errors import ReplyTimeout
 from shardwise.machines.profile import ClusterProfile, LayerTiming, LinkProfile, Measurement, NodeProfile, RateTable
 from shardwise.model.description import ModelDescription
-from shardwise.planner.cost_compute import StepShape
+from shardwise.planner.cost_compute import StepShape, head_s
 from shardwise.planner.cost_memory import mapped_bytes, workspace_bytes
 from shardwise.planner.cost_model import CostModel
 from shardwise.planner.cost_rates import RuntimeCosts
@@ -33,13 +29,9 @@ from shardwise.planner.types import Plan, PlanRequest, Workload
 from shardwise.probe.for_model import ModelProbe, model_rates
 from shardwise.probe.link_task import LinkSettings
 from shardwise.records import Record, replace
-from shardwise.session.request import GenerationRequest
-from shardwise.transport.messages import Stats
 
-PROMPT_TOKENS, OUTPUT_TOKENS = 300, 64
 MACHINE = "this machine"
 _LEAST_S = 10e-6
-_TIMEOUT_S = 300.0
 
 
 class Calibration(Record):
@@ -53,20 +45,6 @@ class Calibration(Record):
         """The hosts of a case; they share this machine's cores."""
         nodes = tuple(replace(self.node, name=name) for name in dict.fromkeys(hosts))
         return ClusterProfile(nodes=nodes, default_link=self.links[network])
-
-
-class RunFigures(Record):
-    """One short run."""
-
-    gap_s: float  # median between tokens
-    jitter: float
-    first_token_s: float
-    decode_s: tuple[float, ...]  # per stage, median step
-    prefill_s: tuple[float, ...]  # per stage, one prompt
-    memory_bytes: tuple[int, ...]
-    weight_bytes: tuple[int, ...]
-    kv_bytes: tuple[int, ...]
-    layers: tuple[tuple[int, int], ...]
 
 
 def calibrate(model: ModelDescription, scenario: Scenario, cache: Path, say: Callable[[str], None]) -> Calibration:
@@ -88,9 +66,8 @@ def calibrate(model: ModelDescription, scenario: Scenario, cache: Path, say: Cal
     for network in scenario.networks:
         say(f"link of network {network.name}")
         links[network.name] = measure_link(network, LinkSettings(sparse_s=0.0, loaded_s=0.0))
-    say("one stage, then two")
-    runs = {count: short_run(model, scenario, count) for count in (1, 2)}
-    pair = short_run(model, scenario, 2, users=2)
+    say("one stage and two")
+    runs = short_runs(model, scenario)
     node = NodeProfile(
         name=MACHINE,
         memory_bytes=usable_memory_bytes(),
@@ -100,118 +77,107 @@ def calibrate(model: ModelDescription, scenario: Scenario, cache: Path, say: Cal
         machine=MACHINE,
         rates=rates,
     )
-    return fit(model, scenario, node, links, runs[1], runs[2], pair)
+    return fit(model, scenario, node, links, runs)
 
 
-def short_run(model: ModelDescription, scenario: Scenario, num_stages: int, users: int = 1) -> RunFigures:
-    """A deployment on loopback with the matrix's settings, warmed up, measured once."""
-    with launch_local(
-        model,
-        num_stages=num_stages,
-        context_tokens=scenario.context_tokens,
-        max_sessions=4,
-        threads=scenario.num_threads,
-        probe_interval_s=0.0,
-    ) as deployment:
-        _users(deployment, users, 8)
-        deployment.stats(reset=True)
-        done = _users(deployment, users, OUTPUT_TOKENS)
-        stats = deployment.stats()
-        gaps = [b - a for run in done for a, b in zip(run.arrived_s[1:], run.arrived_s[2:])]
-        statuses = deployment.stages
-    middle = quantile(gaps, 0.5)
-    return RunFigures(
-        gap_s=middle,
-        jitter=max(0.01, (quantile(gaps, 0.9) / middle - 1.0) / 1.28),
-        first_token_s=min(run.arrived_s[0] - run.started_s for run in done),
-        decode_s=tuple(s.decode.p50 for s in stats),
-        prefill_s=tuple(s.prefill.total / users for s in stats),
-        memory_bytes=_memory(stats),
-        weight_bytes=tuple(s.weight_bytes for s in statuses),
-        kv_bytes=tuple(s.kv_bytes for s in statuses),
-        layers=tuple(s.layers for s in statuses),
+def fit(model: ModelDescription, scenario: Scenario, node: NodeProfile, links: dict[str, LinkProfile], runs: Runs) -> Calibration:
+    """The runtime's costs: what the short runs took beyond the layers, and how much slower layers are inside a stage.
+
+    A stage's step is `inside + layers + head`: two stages pay `inside` once more than one does.
+    """
+    one, two, pair = runs.one, runs.two, runs.pair
+    link = links["loopback"]
+    cost = _cost_model(model, node, link, one.prompt_tokens)
+    inside_s = min(max(0.0, sum(two.decode_s) - one.decode_s[0]), one.decode_s[0] / 10)
+    beyond_layers_s = inside_s + head_s(model, cost.unit(MACHINE, "cpu").device, 1)
+    node = _scaled(
+        node,
+        _scales(
+            model, node, link, runs, (one.decode_s[0] - beyond_layers_s, runs.far.decode_s[0] - beyond_layers_s), decode=True
+        ),
+        _scales(model, node, link, runs, (one.prefill_s[0], runs.far.prefill_s[0]), decode=False),
     )
-
-
-def _memory(stats: list[Stats]) -> tuple[int, ...]:
-    return tuple(s.peak_memory_bytes for s in stats)
-
-
-def _users(deployment: Deployment, users: int, max_tokens: int) -> list[UserRun]:
-    runs = []
-    for number in range(users):
-        ids = prompt_ids(deployment.tokenizer, PROMPT_TOKENS, number)
-        run = UserRun(number)
-        runs.append(run)
-        deployment.submit(GenerationRequest(prompt=ids, max_tokens=max_tokens, ignore_eos=True), run.on_event)
-    for run in runs:
-        if not run.ended.wait(_TIMEOUT_S):
-            raise ReplyTimeout(f"a calibration run did not end within {_TIMEOUT_S:.0f} s", where="bench")
-        if run.error is not None:
-            raise run.error
-    return runs
-
-
-def fit(
-    model: ModelDescription,
-    scenario: Scenario,
-    node: NodeProfile,
-    links: dict[str, LinkProfile],
-    one: RunFigures,
-    two: RunFigures,
-    pair: RunFigures,
-) -> Calibration:
-    """The runtime's costs: what the short runs took beyond the layers, and how much slower layers are inside a stage."""
-    cost = _cost_model(model, node, links["loopback"], RuntimeCosts())
-    plain = two.layers[0]
-    decode_scale = two.decode_s[0] / _layers_s(cost, plain, decode=True)
-    prefill_scale = two.prefill_s[0] / _layers_s(cost, plain, decode=False)
-    table, kv = node.rates
-    scaled = _scaled(table, decode_scale, prefill_scale)
-    beyond_s = two.decode_s[1] - decode_scale * _layers_s(cost, two.layers[1], decode=True)
-    as_layers_s = model.head_bytes * scaled.timings[0].layer_s.value / scaled.timing_layer_bytes
-    head_s = min(max(beyond_s, as_layers_s / 2), 2 * as_layers_s)  # noise must not make it free, or rule
-    scaled = replace(scaled, weight_bytes_per_s=Measurement(value=model.head_bytes / head_s, method="head of a short run"))
-    kv = replace(kv, weight_bytes_per_s=Measurement(value=kv.weight_bytes_per_s.value / decode_scale, method="scaled as layers"))
-    hop_s = links["loopback"].latency_s.value
-    beside_one = one.gap_s - sum(one.decode_s)
-    beside_two = two.gap_s - sum(two.decode_s) - 2 * hop_s
+    beside_one = one.gap_s - one.decode_s[0]
+    beside_two = two.gap_s - sum(two.decode_s) - 2 * link.latency_s.value
     step_s = max(_LEAST_S, beside_two - beside_one)
+    sample_s = max(_LEAST_S, beside_one - step_s)
+    costs = RuntimeCosts(
+        step_overhead_s=inside_s + step_s,
+        row_overhead_s=_LEAST_S,
+        sample_row_s=sample_s,
+        message_cpu_s=max(0.0, statistics.mean(two.beside_cpu_s) - step_s - sample_s / len(two.layers)),
+        driver_cpu_s=two.driver_cpu_s,
+        message_overhead_s=max(_LEAST_S, (one.first_token_s - sum(one.prefill_s) - max(0.0, beside_one)) / 2),
+        process_bytes=_process_bytes(model, scenario, cost, two),
+        service_jitter=min(0.5, one.jitter),
+        shared_speed=min(1.0, statistics.mean(a / b for a, b in zip(two.decode_s, pair.decode_s))),
+    )
+    return Calibration(node=node, costs=costs, links=links)
+
+
+def _process_bytes(model: ModelDescription, scenario: Scenario, cost: CostModel, two: RunFigures) -> int:
+    """What a worker holds beside weights, KV and buffers."""
     reserved = replace(cost.workload, num_users=1, context_tokens=scenario.context_tokens)
     last = [end == model.num_layers for _, end in two.layers]
     buffers = [workspace_bytes(model, reserved, RuntimeCosts(process_bytes=0), last=is_last) for is_last in last]
     mapped = [mapped_bytes(model, *layers) for layers in two.layers]
     own = [m - w - k - b + e for m, w, k, b, e in zip(two.memory_bytes, two.weight_bytes, two.kv_bytes, buffers, mapped)]
-    costs = RuntimeCosts(
-        step_overhead_s=step_s,
-        row_overhead_s=_LEAST_S,
-        sample_row_s=max(_LEAST_S, beside_one - step_s),
-        message_overhead_s=max(_LEAST_S, (one.first_token_s - sum(one.prefill_s) - max(0.0, beside_one)) / 2),
-        process_bytes=max(0, round(statistics.mean(own))),
-        service_jitter=min(0.5, two.jitter),
-        shared_speed=min(1.0, two.decode_s[0] / max(1e-9, pair.decode_s[0])),
-    )
-    return Calibration(node=replace(node, rates=(scaled, kv)), costs=costs, links=links)
+    return max(0, round(statistics.mean(own)))
 
 
-def _scaled(table: RateTable, decode: float, prefill: float) -> RateTable:
+def _scales(
+    model: ModelDescription,
+    node: NodeProfile,
+    link: LinkProfile,
+    runs: Runs,
+    measured_s: tuple[float, float],
+    *,
+    decode: bool,
+) -> tuple[float, float]:
+    """How many times longer than probed (layers, what they do with the cache) take inside a stage.
+
+    Two prompts, two unknowns: `x * layers + y * cache = measured`; y within a half and two.
+    """
+    bare = replace(node, rates=tuple(_without_cache(table) for table in node.rates))
+    layers_s, cache_s = [], []
+    for run in (runs.one, runs.far):
+        cost, plain = (_cost_model(model, each, link, run.prompt_tokens) for each in (node, bare))
+        layers_s.append(_layers_s(plain, run.layers[0], decode=decode))
+        cache_s.append(_layers_s(cost, run.layers[0], decode=decode) - layers_s[-1])
+    determinant = layers_s[0] * cache_s[1] - layers_s[1] * cache_s[0]
+    found = (layers_s[0] * measured_s[1] - layers_s[1] * measured_s[0]) / determinant if determinant > 0 else 1.0
+    cache = min(2.0, max(0.5, found))
+    return (measured_s[0] - cache * cache_s[0]) / layers_s[0], cache
+
+
+def _without_cache(table: RateTable) -> RateTable:
+    endless = Measurement(value=1e30)
+    if table.quantization.startswith("KV_"):
+        return replace(table, weight_bytes_per_s=endless)
+    return replace(table, attention_flops_per_s=endless)
+
+
+def _scaled(node: NodeProfile, decode: tuple[float, float], prefill: tuple[float, float]) -> NodeProfile:
+    table, kv, *others = node.rates
     timings = tuple(
-        LayerTiming(rows=t.rows, layer_s=replace(t.layer_s, value=t.layer_s.value * (decode if t.rows <= 8 else prefill)))
+        LayerTiming(rows=t.rows, layer_s=replace(t.layer_s, value=t.layer_s.value * (decode if t.rows <= 8 else prefill)[0]))
         for t in table.timings
     )
     attention = table.attention_flops_per_s
-    slower = replace(attention, value=attention.value / prefill) if attention else None
-    return replace(table, timings=timings, attention_flops_per_s=slower)
+    slower = replace(attention, value=attention.value / prefill[1]) if attention else None
+    table = replace(table, timings=timings, attention_flops_per_s=slower)
+    rate = kv.weight_bytes_per_s
+    return replace(node, rates=(table, replace(kv, weight_bytes_per_s=replace(rate, value=rate.value / decode[1])), *others))
 
 
-def _cost_model(model: ModelDescription, node: NodeProfile, link: LinkProfile, costs: RuntimeCosts) -> CostModel:
+def _cost_model(model: ModelDescription, node: NodeProfile, link: LinkProfile, prompt_tokens: int) -> CostModel:
     workload = Workload(
-        prompt_tokens=PROMPT_TOKENS,
+        prompt_tokens=prompt_tokens,
         output_tokens=OUTPUT_TOKENS,
         prefill_chunk_tokens=RunOptions().chunk(main_quantization(model)),
     )
     cluster = ClusterProfile(nodes=(node,), default_link=link)
-    return CostModel(PlanRequest(model=model, cluster=cluster, workload=workload), costs)
+    return CostModel(PlanRequest(model=model, cluster=cluster, workload=workload), RuntimeCosts())
 
 
 def _layers_s(cost: CostModel, layers: tuple[int, int], *, decode: bool) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import zmq
 
 from shardwise.bench.deployment_runner import open_home
-from shardwise.bench.lab import Lab
+from shardwise.bench.lab import AnyLab
 from shardwise.bench.scenario import Network
 from shardwise.clock import SystemClock
 from shardwise.errors import ConnectFailed
@@ -42,6 +42,9 @@ def measure_link(network: Network, settings: LinkSettings) -> LinkProfile:
         here, there = network.hosts[0].name, network.hosts[1].name
         keys = NodeKeys.generate()
         with _echo(lab, there, keys.public) as target:
+            if lab is not None:
+                address, port = lab.route(here, there, int(target.address.rpartition(":")[2]))
+                target = replace(target, address=f"tcp://{address}:{port}")
             job = PingJob(target=target, settings=settings, public=keys.public, secret=keys.secret)
             command = [*(lab.prefix(here) if lab else []), sys.executable, "-m", _MODULE, "ping"]
             done = subprocess.run(command, input=to_json(job), capture_output=True, timeout=60)
@@ -53,7 +56,7 @@ def measure_link(network: Network, settings: LinkSettings) -> LinkProfile:
 
 
 @contextlib.contextmanager
-def _echo(lab: Lab | None, host: str, asker: str) -> Iterator[LinkTarget]:
+def _echo(lab: AnyLab | None, host: str, asker: str) -> Iterator[LinkTarget]:
     address = lab.address(host) if lab else "127.0.0.1"
     command = [*(lab.prefix(host) if lab else []), sys.executable, "-m", _MODULE, "echo", address, asker]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

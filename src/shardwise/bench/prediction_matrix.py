@@ -2,6 +2,8 @@
 
     calibrate (a minute) -> write down every prediction -> run the scenario `predictions` -> compare -> a table
 
+`--again` measures nothing: it predicts the cells of DIR anew from its calibration, after the cost model has changed.
+
 **Promises** predictions are on disk before the first cell runs; an interrupted run goes on where it stopped, with the same
 calibration; it tells how busy the machine was. **Fails with** `UsageError` where there are no network namespaces.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from shardwise.bench.scenario import Scenario, load_scenario
 from shardwise.bench.stats import quantile
 from shardwise.bench.store import TrialStore
 from shardwise.deploy.options import RunOptions, main_quantization
-from shardwise.errors import ShardwiseError
+from shardwise.errors import ShardwiseError, UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.model.even_split import even_split
 from shardwise.model.resolve import describe_model, resolve_model
@@ -77,6 +79,7 @@ def predict_cell(case: Case, scenario: Scenario, model: ModelDescription, known:
         num_users=case.num_users,
         context_tokens=scenario.context_tokens,
         prefill_chunk_tokens=RunOptions().chunk(main_quantization(model)),
+        warm=True,  # each case is warmed up right before it is measured
     )
     request = PlanRequest(model=model, cluster=known.cluster(case.hosts, case.network), workload=workload)
     cost = CostModel(request, known.costs)
@@ -173,8 +176,10 @@ def chosen(scenario: Scenario, networks: str, splits: str, loads: str) -> Scenar
     return replace(scenario, matrices=(replace(matrix, **picked),))
 
 
-def run_matrix(scenario: Scenario, folder: Path, *, quiet: bool = False) -> tuple[list[Cell], list[Finding], dict[str, float]]:
-    """Calibrate, predict, run, compare. The last value: load before and after."""
+def run_matrix(
+    scenario: Scenario, folder: Path, *, part: Scenario | None = None, quiet: bool = False
+) -> tuple[list[Cell], list[Finding], dict[str, float]]:
+    """Calibrate, predict, run `part` of the scenario, compare all that was run. The last value: load before and after."""
     folder.mkdir(parents=True, exist_ok=True)
     say = (lambda text: None) if quiet else (lambda text: print(f"calibrating: {text}", file=sys.stderr, flush=True))
     busy = {"load_before": load_1min()}
@@ -184,14 +189,32 @@ def run_matrix(scenario: Scenario, folder: Path, *, quiet: bool = False) -> tupl
     (folder / "predictions.json").write_bytes(to_json(ahead, indent=1))
     store = TrialStore(folder / "trials", scenario)
     with ConsoleProgress(quiet=quiet) as progress:
-        result = run_scenario(scenario, store, {"shardwise": DeploymentRunner()}, progress)
+        result = run_scenario(part or scenario, store, {"shardwise": DeploymentRunner()}, progress)
     busy["load_after"] = load_1min()
-    cells = [cell for trial in result.trials if trial.error is None for cell in compare_trial(trial, ahead[trial.case.key])]
+    cells = compare_all(result.trials, ahead)
     (folder / "cells.json").write_bytes(to_json(cells, indent=1))
     return cells, judge(cells), busy
 
 
-def report_lines(findings: list[Finding], busy: dict[str, float]) -> list[str]:
+def compare_all(trials: Sequence[TrialResult], ahead: dict[str, Prediction]) -> list[Cell]:
+    """Every cell that was measured."""
+    return [cell for trial in trials if trial.error is None for cell in compare_trial(trial, ahead[trial.case.key])]
+
+
+def compare_again(scenario: Scenario, folder: Path) -> list[Finding]:
+    """The cells of an earlier run against predictions of today's cost model, from that run's calibration."""
+    path = folder / "calibration.json"
+    if not path.exists():
+        raise UsageError("no calibration there", where=str(folder), hint="run without --again first")
+    model = describe_model(resolve_model(scenario.model))
+    known = from_json(path.read_bytes(), Calibration, where=str(path))
+    lines = (folder / "trials" / "trials.jsonl").read_bytes().splitlines()
+    trials = [from_json(line, TrialResult, where=str(folder)) for line in lines]
+    ahead = {trial.case.key: predict_cell(trial.case, scenario, model, known) for trial in trials}
+    return judge(compare_all(trials, ahead))
+
+
+def report_lines(findings: list[Finding], busy: dict[str, float] | None) -> list[str]:
     """A table for people, in Markdown."""
     lines = ["| figure | cells | median error | allowed | worst | allowed | worst cell | |", "|---|---|---|---|---|---|---|---|"]
     for f in findings:
@@ -200,6 +223,8 @@ def report_lines(findings: list[Finding], busy: dict[str, float]) -> list[str]:
             f"| {f.metric} | {f.cells} | {f.median:.1%} | {f.median_limit:.0%} | {f.worst:.1%} | {limit} | {f.worst_case} "
             f"| {'met' if f.ok else 'missed'} |"
         )
+    if busy is None:
+        return lines
     return [*lines, "", f"Load of the machine: {busy['load_before']:.1f} before, {busy['load_after']:.1f} after."]
 
 
@@ -209,11 +234,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs") / "predictions")
     for name in ("networks", "splits", "loads"):
         parser.add_argument(f"--{name}", default="", help="some of the scenario's, comma-separated")
+    parser.add_argument("--again", action="store_true", help="measure nothing: predict DIR's cells anew")
     parser.add_argument("--evidence", type=Path, help="append the table to this file")
     given: Any = parser.parse_args(arguments)
     try:
-        scenario = chosen(load_scenario("predictions"), given.networks, given.splits, given.loads)
-        _, findings, busy = run_matrix(scenario, given.out)
+        scenario = load_scenario("predictions")
+        busy = None
+        if given.again:
+            findings = compare_again(scenario, given.out)
+        else:
+            part = chosen(scenario, given.networks, given.splits, given.loads)
+            _, findings, busy = run_matrix(scenario, given.out, part=part)
     except ShardwiseError as error:
         print(f"error: {error.one_line()}", file=sys.stderr)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""A prediction for a run on this machine: rates from the cache, or from a probe of about a second, once a model.
+"""A prediction for a run on this machine: rates from the cache, or from a probe of about two seconds, once a model.
 
 **Promises** never an error: where this machine cannot be measured in time there is no prediction and a reason.
 **Called by** `cli.generation`.
@@ -18,7 +18,8 @@ from shardwise.model.description import ModelDescription
 from shardwise.probe.for_model import ModelProbe, model_rates
 from shardwise.probe.run import cache_folder
 
-PROBE_BUDGET_S, PROBE_TIMEOUT_S = 0.4, 4.0
+PROBE_BUDGET_S, PROBE_TIMEOUT_S = 1.0, 8.0
+BEYOND_CACHES_BYTES = 64 * 2**20  # layers that stay in the caches look a third faster than those of a stage
 
 
 def predict_local(
@@ -35,14 +36,20 @@ def predict_local(
     return as_document(found), ""
 
 
+def probe_layers(model: ModelDescription) -> int:
+    """Layers to time together: more than caches hold, two at least."""
+    layer_bytes = max(1, model.layers[0].weight_bytes)
+    return max(2, -(-BEYOND_CACHES_BYTES // layer_bytes))
+
+
 def own_node(model: ModelDescription, options: RunOptions) -> NodeProfile:
     """This machine, with what it does with this model."""
     probe = ModelProbe(
         threads=options.threads,
         budget_s=PROBE_BUDGET_S,
-        layers=2,
+        layers=probe_layers(model),
         decode_rows=(1,),
-        prefill_rows=(options.chunk(main_quantization(model)), 16),
+        prefill_rows=(options.chunk(main_quantization(model)), 32, 64),  # BLAS takes over at 32
         context_tokens=256,
         kv_type=options.kv_type,
         timeout_s=PROBE_TIMEOUT_S,

@@ -20,9 +20,17 @@ def show_plan(out: Output, request: PlanRequest, plan: Plan, *, with_advice: boo
     assert predicted is not None
     if with_advice and plan.advice is not None:
         show_advice(out, plan.advice)
-    proof = "proven the best" if plan.optimal else f"at most {plan.gap:.1%} from the best" if plan.gap is not None else "no proof"
+    proof = (
+        "proven the best"
+        if plan.optimal
+        else f"at most {plan.gap:.1%} from the best"
+        if plan.gap is not None
+        else "heuristic, no proof"
+    )
     copies = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
     out.show(f"\n[bold]Plan[/bold]: {plan.strategy}{copies}, {plan.objective} ({proof}; {plan.method})")
+    if plan.note:
+        out.show(escape(plan.note))
     out.show(pipeline_drawing(plan.stages, predicted))
     for stages in plan.replica_stages[: _SHOWN_REPLICAS - 1]:
         out.show(pipeline_drawing(stages, None))

@@ -125,9 +125,13 @@ def split_layers(text: str, plan: Path | None) -> tuple[int, ...]:
         raise UsageError("both --layers and --plan", where="plan", hint="give one of them")
     try:
         document = msgspec.json.decode(plan.read_bytes())
-        return tuple(end - start for start, end in (stage["layers"] for stage in document["stages"]))
+        layers = tuple(end - start for start, end in (stage["layers"] for stage in document["stages"]))
     except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"cannot read the plan: {error}", where=str(plan), hint="made by 'shardwise plan --json'") from error
+    from shardwise.planner.runnable import require_one_pipeline
+
+    require_one_pipeline(document, str(plan))
+    return layers
 
 
 def split_nodes(text: str, plan: Path | None) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from shardwise.records import replace
 
 _ACTIVE = re.compile(r"^a\d+(?:\.\d+)?b$")
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)([bmt])$")
+_SIZE_TAG = re.compile(r"([^:]+):(\d+(?:\.\d+)?[bm](?:-a\d+b)?)(?:[-:](?:instruct-|chat-)?([\w]+))?$", re.I)
 _TRAILING_LABEL = re.compile(
     r"[\s:_\-]+((?:ud-)?(?:i?q\d\w*|tq\d_0|b?f16|fp16|f32|fp32|fp8|mxfp[48]|nvfp4|(?:gptq-)?int[48]|nf4|awq|gptq))$", re.I
 )
@@ -72,7 +73,12 @@ def presets() -> dict[str, Preset]:
 
 
 def split_label(text: str) -> tuple[str, str | None]:
-    """`llama-3-70b:q4_k_m` -> (`llama-3-70b`, `Q4_K_M`); a label after the last colon must be a known one."""
+    """`llama-3-70b:q4_k_m` -> (`llama-3-70b`, `Q4_K_M`); a label after the last colon must be a known one.
+
+    A size there belongs to the name, as in `llama3:8b` and `llama3:8b-q4_k_m`.
+    """
+    if match := _SIZE_TAG.match(text):
+        return split_label(f"{match[1]}-{match[2]}:{match[3]}" if match[3] else f"{match[1]}-{match[2]}")
     if ":" in text:
         name, _, label = text.rpartition(":")
         return name.strip(), known_label(label)

@@ -225,9 +225,9 @@ def coarser_is_as_fast(s: Situation) -> Reason | None:
         return None
     return Reason(
         case="coarser_is_as_fast",
-        message=f"{len(s.coarser.plan.stages)} instead of {len(s.plan.stages)} stages ({', '.join(s.coarser.plan.nodes)}) are "
-        f"as good: {s.coarser.predicted.decode_tokens_per_s:.1f} against {s.predicted.decode_tokens_per_s:.1f} tokens/s, "
-        f"{loss:.1%} worse in all, with fewer machines that can fail",
+        message=f"Split it over {' and '.join(s.coarser.plan.nodes)} in {len(s.coarser.plan.stages)} stages: "
+        f"{s.coarser.predicted.decode_tokens_per_s:.1f} tokens/s. The best plan has {len(s.plan.stages)} stages and is only "
+        f"{loss:.1%} better in all, with more that can fail (--max-stages {len(s.coarser.plan.stages)} leaves it out)",
         numbers={
             "num_stages": len(s.coarser.plan.stages),
             "nodes": list(s.coarser.plan.nodes),
@@ -309,11 +309,11 @@ def no_spare_copy(s: Situation) -> Reason | None:
     heaviest = max(s.plan.stages, key=lambda st: sum(r.total_bytes for r in st.ranks))
     lightest = min(s.plan.stages, key=lambda st: sum(r.total_bytes for r in st.ranks))
     low, high = (sum(r.total_bytes for r in st.ranks) for st in (lightest, heaviest))
+    up = f"; all machines are up {s.predicted.availability:.1%} of the time" if s.predicted.availability < 1 else ""
     return Reason(
         case="no_spare_copy",
         message=f"No stage has a spare copy: when one of {len(s.plan.nodes)} machines goes, answers stop until its layers are "
-        f"loaded elsewhere. A copy costs {format_bytes(low)} to {format_bytes(high)} of memory; all machines are up "
-        f"{s.predicted.availability:.1%} of the time",
+        f"loaded elsewhere. A copy costs {format_bytes(low)} to {format_bytes(high)} of memory{up}",
         numbers={
             "availability": s.predicted.availability,
             "replica_bytes": [

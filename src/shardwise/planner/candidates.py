@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.planner.cost_model import CostModel
+from shardwise.planner.cuts import boundaries, limits_cuts
 from shardwise.planner.evaluate import plan_value
 from shardwise.planner.objective import objective_forms
 from shardwise.planner.problem import Stage, build_problem
@@ -83,7 +84,7 @@ def best_pipeline(
     pool = useful_units(model) if units is None else units
     sessions = model.workload.num_users if users is None else users
     workload = replace(model.workload, num_users=sessions)
-    most = min(len(pool), model.model.num_layers, model.request.limits.max_stages or len(pool))
+    most = min(len(pool), len(boundaries(model.model)) - 1, model.request.limits.max_stages or len(pool))
     forms = objective_forms(workload, model.request.objective, max(1, most), draft)
     forms = [
         dataclasses.replace(form, min_stages=max(form.min_stages, min_stages), max_stages=min(form.max_stages, most))
@@ -94,6 +95,9 @@ def best_pipeline(
     _, found = search_forms(problems, budget=budget)
     if not found.stages:
         return None, found
-    stages = as_stages(model, pool, found.stages, sessions)
+    layers_of = problems[0].layers_of
+    stages = as_stages(model, pool, tuple((u, *layers_of(a, b)) for u, a, b in found.stages), sessions)
     strategy = "single_node" if len(stages) == 1 else "layer_wise"
+    if limits_cuts(model.model):
+        found = dataclasses.replace(found, method=f"{found.method}, cuts where {model.model.architecture} allows them")
     return Plan(strategy=strategy, stages=stages, wire_dtype=wire_dtype, speculation=draft), found

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardwise.machines.profile import DeviceProfile
 from shardwise.model.description import LayerDescription, ModelDescription, WeightTensor
 from shardwise.planner.cost_memory import KV_PADDING_TOKENS
-from shardwise.planner.cost_rates import EffectiveRates, RuntimeCosts, kv_bytes_per_s, rates_for, timed_layer_s
+from shardwise.planner.cost_rates import EffectiveRates, RuntimeCosts, kv_bytes_per_s, rates_for, timed_head, timed_layer_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,9 @@ def head_s(model: ModelDescription, device: DeviceProfile, sampled_rows: float) 
     """Seconds of the final norm and the output matrix for `sampled_rows` rows; 0 where nothing is sampled."""
     if sampled_rows <= 0:
         return 0.0
+    timed = timed_head(device)
+    if timed is not None and (measured_s := timed_layer_s(timed, sampled_rows)) is not None:
+        return measured_s * model.head_bytes / max(1, timed.timing_layer_bytes)
     has_matrix = any(len(t.shape) > 1 for t in model.output)
     tensors = model.output if has_matrix else (*model.output, *model.embedding)
     compute_s = memory_s = 0.0

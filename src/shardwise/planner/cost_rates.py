@@ -10,7 +10,7 @@ import statistics
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwise.machines.profile import DeviceProfile, LayerTiming, RateTable
+from shardwise.machines.profile import HEAD_TABLE, DeviceProfile, LayerTiming, RateTable
 from shardwise.records import Record
 
 # What llama.cpp reaches of the stated figures where nothing was measured: (memory bandwidth in decode, compute in
@@ -25,9 +25,12 @@ DEFAULT_EFFICIENCY = {
 
 
 class RuntimeCosts(Record):
-    """Fixed costs of our own runtime (ring of stage processes over ZeroMQ). The probe may replace them."""
+    """Fixed costs of our own runtime (ring of stage processes over ZeroMQ). The probe may replace them.
 
-    step_overhead_s: float = 120e-6  # per step and stage: receive, decode the header, batch, call the backend
+    Values: fits of short runs on two cores of an EPYC server, free of other work (`bench.prediction_calibration`).
+    """
+
+    step_overhead_s: float = 240e-6  # per step and stage: receive, decode the header, batch, call the backend with cold caches
     row_overhead_s: float = 8e-6  # per row and stage: segment book-keeping
     embed_row_s: float = 15e-6  # first stage: look one token's embedding up
     sample_row_s: float = 150e-6  # last stage: sample one row of logits
@@ -35,13 +38,15 @@ class RuntimeCosts(Record):
     header_bytes: int = 160  # MessagePack header of a step
     token_bytes: int = 4  # a token id on its way back to stage 0
     local_bytes_per_s: float = 2.5e9  # between two stages of one machine
-    local_latency_s: float = 20e-6
-    process_bytes: int = 80 * 2**20  # interpreter, libraries and the backend's own state, a worker (64 MB measured)
+    local_latency_s: float = 90e-6
+    process_bytes: int = 67 * 2**20  # interpreter, libraries and the backend's own state, a worker
     vocab_token_bytes: int = 320  # last stage: one entry of the tokenizer and of the sampler's tables
     stage_threads: int = 1  # cores that a computing stage keeps busy
     shared_speed: float = (
         1.0  # of each of two stages that compute on cores of their own in one machine: caches and memory are shared
     )
+    message_cpu_s: float = 140e-6  # of a core of a shared machine, beside the stages: threads that move one message over a hop
+    driver_cpu_s: float = 440e-6  # the same for the driver, a sampled token
     service_jitter: float = 0.04  # spread of one stage's step (standard deviation / mean) where none was measured
 
 
@@ -81,7 +86,7 @@ def rates_for(device: DeviceProfile, quantization: str) -> EffectiveRates:
     at a similar rate a byte; compute does not depend on the bytes). Nothing measured: `DEFAULT_EFFICIENCY`.
     """
     memory_share, compute_share, fixed_s = DEFAULT_EFFICIENCY.get(device.kind, DEFAULT_EFFICIENCY["cpu"])
-    tables = [t for t in device.rates if not t.quantization.startswith("KV_")]
+    tables = [t for t in device.rates if not t.quantization.startswith("KV_") and t.quantization != HEAD_TABLE]
     for table in tables:
         if table.quantization == quantization:
             return _from_table(table, fixed_s)
@@ -110,6 +115,12 @@ def kv_bytes_per_s(device: DeviceProfile, kv_type: str) -> float:
             return table.weight_bytes_per_s.value
     memory_share, _, _ = DEFAULT_EFFICIENCY.get(device.kind, DEFAULT_EFFICIENCY["cpu"])
     return device.memory_bytes_per_s.value * memory_share
+
+
+@lru_cache(maxsize=4096)
+def timed_head(device: DeviceProfile) -> EffectiveRates | None:
+    """The head's own timings, where a model's head was timed on this device."""
+    return next((_from_table(table, 0.0) for table in device.rates if table.quantization == HEAD_TABLE), None)
 
 
 def timed_layer_s(rates: EffectiveRates, rows: float) -> float | None:

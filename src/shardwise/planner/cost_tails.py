@@ -5,9 +5,10 @@ nothing but delay at random. In: seconds of every step and hop. Out: first-token
 same seed gives the same numbers. Nothing fails; the number of simulated tokens is bounded.
 
 Model: each stage is one server. It takes waiting decode rows first, at most `merge_rows`; the oldest prompt chunk comes when
-no row waits, or after `DECODE_TURNS` decode steps (as `stage.batcher` does). Stages on one machine share its cores: each of
-k stages that compute at the same time runs at `core_speeds[k - 1]` (processor sharing). A link sends one message after the
-other and delivers in order. Service times spread log-normally, links add an exponential delay whose p95 is the measured jitter.
+no row waits, or after `DECODE_TURNS` decode steps (as `stage.batcher` does). Stages on one machine share its cores
+(`cost_cores`). A link sends one message after the other and delivers in order. Service times spread log-normally: what disturbs
+a step comes at random moments, so that the variance grows with its length and the relative spread falls with its root. Links
+add an exponential delay whose p95 is the measured jitter.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from shardwise.planner.cost_cores import Cores, Work
 
 _P95_OF_EXPONENTIAL = math.log(20.0)
 DECODE_TURNS = 4  # decode steps before a waiting chunk gets its turn
@@ -45,7 +48,10 @@ class RingTiming:
     merge_rows: int
     service_jitter: float
     core_groups: Sequence[int] = ()  # [stage]: stages with the same number share cores; -1 or nothing: its own
-    core_speeds: Sequence[float] = (1.0,)  # [k - 1]: speed of each of k stages of a group that compute at the same time
+    num_cores: float = 0.0  # of a group, in stages that can compute at the same time; 0 = enough for all
+    shared_speed: float = 1.0  # of each of two stages that compute at the same time on cores of their own
+    message_cpu_s: float = 0.0  # of a core, beside the stages, for every message on a hop
+    driver_cpu_s: float = 0.0  # of a core beside stage 0, for every sampled token
 
 
 @dataclass(slots=True)
@@ -66,16 +72,6 @@ class RingSamples:
 _Rows = tuple[int, ...]
 
 
-@dataclass(slots=True)
-class _Work:
-    """What a busy stage computes: seconds left at full speed."""
-
-    left_s: float
-    started_s: float
-    rows: _Rows
-    chunk: int
-
-
 class _Ring:
     def __init__(self, timing: RingTiming, users: int, tokens: int, seed: int) -> None:
         self.timing, self.tokens = timing, tokens
@@ -90,9 +86,8 @@ class _Ring:
         self.chunks: list[deque[tuple[int, int]]] = [deque() for _ in range(stages)]
         self.busy = [False] * stages
         self.turns = [0] * stages
-        self.groups = list(timing.core_groups) or [-1] * stages
-        self.work: dict[int, _Work] = {}
-        self.now_s = 0.0
+        groups = list(timing.core_groups) or [-1] * stages
+        self.cores = Cores(groups, timing.num_cores, timing.shared_speed, random.Random(seed + 1))
         self.idle_since = [0.0] * stages
         self.link_free = [0.0] * stages
         self.link_last = [0.0] * stages
@@ -100,57 +95,40 @@ class _Ring:
         self.left = [tokens] * users
         self.events: list[tuple[float, int, int, _Rows, int]] = []
         self.sequence = 0
-        sigma2 = math.log(1.0 + timing.service_jitter**2)
-        self.sigma, self.mu = math.sqrt(sigma2), -sigma2 / 2
+        self.jitter_step_s = max(1e-9, min(step for steps in timing.decode_s for step in steps))
 
     def push(self, at_s: float, stage: int, rows: _Rows, chunk: int) -> None:
         heapq.heappush(self.events, (at_s, self.sequence, stage, rows, chunk))
         self.sequence += 1
 
+    def spread(self, seconds: float) -> float:
+        """`seconds` as they come out this time."""
+        if self.timing.service_jitter <= 0:
+            return seconds
+        relative = self.timing.service_jitter * min(1.0, math.sqrt(self.jitter_step_s / max(1e-12, seconds)))
+        sigma2 = math.log(1.0 + relative**2)
+        return seconds * self.random.lognormvariate(-sigma2 / 2, math.sqrt(sigma2))
+
     def start(self, stage: int, now_s: float) -> None:
         """Give the idle stage its next step."""
         if self.busy[stage]:
             return
-        spread = self.random.lognormvariate(self.mu, self.sigma) if self.sigma else 1.0
         waiting = self.decodes[stage]
         if waiting and not (self.chunks[stage] and self.turns[stage] >= DECODE_TURNS):
             self.turns[stage] += 1
             rows = tuple(waiting.popleft() for _ in range(min(len(waiting), self.timing.merge_rows)))
-            seconds = self.timing.decode_s[stage][len(rows) - 1] * spread
+            seconds = self.spread(self.timing.decode_s[stage][len(rows) - 1])
             self.out.waits_s[stage].append(now_s - self.idle_since[stage])
             chunk = -1
         elif self.chunks[stage]:
             user, chunk = self.chunks[stage].popleft()
             self.turns[stage] = 0
             rows = (user,)
-            seconds = self.timing.chunk_s[stage][chunk] * spread
+            seconds = self.spread(self.timing.chunk_s[stage][chunk])
         else:
             return
         self.busy[stage] = True
-        self.work[stage] = _Work(seconds, now_s, rows, chunk)
-
-    def speed(self, stage: int) -> float:
-        """Share of its full speed at which a busy stage computes now."""
-        group = self.groups[stage]
-        if group < 0:
-            return 1.0
-        sharing = sum(1 for other in self.work if self.groups[other] == group)
-        speeds = self.timing.core_speeds
-        last = len(speeds)
-        return speeds[sharing - 1] if sharing <= last else speeds[-1] * last / sharing
-
-    def next_done(self) -> tuple[float, int]:
-        """When the next stage is finished, and which."""
-        times = ((self.now_s + work.left_s / self.speed(stage), stage) for stage, work in self.work.items())
-        return min(times, default=(math.inf, -1))
-
-    def advance(self, to_s: float) -> None:
-        """Let all busy stages compute until `to_s`."""
-        if to_s > self.now_s:
-            speeds = {stage: self.speed(stage) for stage in self.work}
-            for stage, work in self.work.items():
-                work.left_s -= (to_s - self.now_s) * speeds[stage]
-            self.now_s = to_s
+        self.cores.start(stage, Work(seconds, now_s, rows, chunk))
 
     def send(self, stage: int, now_s: float, rows: _Rows, chunk: int) -> None:
         """Put a step on the hop behind `stage`; deliver in order. A single stage queues its own tokens at once."""
@@ -158,6 +136,7 @@ class _Ring:
             self.decodes[0].extend(rows)
             return
         hop = self.timing.hops[stage]
+        self.cores.beside(stage, self.timing.message_cpu_s)
         returning = stage == self.stages - 1
         busy_s = hop.base_s + hop.row_s * len(rows) if chunk < 0 or returning else hop.chunk_s
         begun = max(now_s, self.link_free[stage])
@@ -174,6 +153,7 @@ class _Ring:
         """Book the new tokens; returns the sessions that go on."""
         going = []
         for user in rows:
+            self.cores.beside(0, self.timing.driver_cpu_s)
             if chunk >= 0:
                 self.out.first_token_s.append(now_s)
                 self.out.decode_started_s = now_s
@@ -209,11 +189,15 @@ class _Ring:
             if self.left[user] > 0:
                 self.push(starts_s[user], 0, (user,), -1)
         self.start(0, 0.0)
-        while self.events or self.work:
-            done_s, finished = self.next_done()
+        while self.events or self.cores.works:
+            done_s, finished = self.cores.next_change()
             if not self.events or done_s <= self.events[0][0]:
-                self.advance(done_s)
-                work = self.work.pop(finished)
+                self.cores.advance(done_s)
+                if finished < 0:
+                    continue
+                work = self.cores.works.pop(finished)
+                if finished >= self.stages:
+                    continue
                 took_s = done_s - work.started_s
                 self.out.busy_s[finished] += took_s
                 if work.chunk < 0:
@@ -221,7 +205,7 @@ class _Ring:
                 self.done(finished, done_s, work.rows, work.chunk)
                 continue
             now_s, _, stage, rows, chunk = heapq.heappop(self.events)
-            self.advance(now_s)
+            self.cores.advance(now_s)
             if chunk < 0:
                 self.decodes[stage].extend(rows)
             else:

@@ -22,9 +22,9 @@ from shardwise.planner.objective import FIT_PENALTY_S
 from shardwise.planner.predict import predict_with
 from shardwise.planner.rejections import infeasible, limit_reasons, rejections
 from shardwise.planner.replica_plans import best_replicas
+from shardwise.planner.runnable import plan_note, plan_obstacles
 from shardwise.planner.search_dp import CELLS_PER_S, Budget
 from shardwise.planner.types import (
-    RUNNABLE_STRATEGIES,
     Advice,
     Alternative,
     Limits,
@@ -59,6 +59,7 @@ def find_plan(request: PlanRequest, costs: RuntimeCosts = DEFAULT_COSTS, *, smal
         alternatives=_alternatives(model, chosen, found, judged),
         rejections=rejections(model),
     )
+    plan = replace(plan, runnable=not plan_obstacles(plan), note=plan_note(plan))
     return replace(plan, advice=advice_for(Situation(model, plan, list(smaller))))
 
 
@@ -191,7 +192,7 @@ def _alternatives(
             continue
         seen.add(key)
         numbers = judged[id(option)] if id(option) in judged else predict_with(model, option.plan)
-        runnable = option.plan.strategy in RUNNABLE_STRATEGIES
+        runnable = not plan_obstacles(option.plan)
         broken = limit_reasons(model.request.limits, numbers, option.plan)
         notes = ([] if runnable else ["planned only"]) + broken
         out.append(

@@ -57,10 +57,17 @@ def _rank(
     )
 
 
+def _kv_heads(model: CostModel) -> int:
+    """KV heads that can be dealt out: of the layer that has fewest; 0 where no layer has any (recurrent layers have none)."""
+    return min((layer.kv.num_kv_heads for layer in model.model.layers if layer.kv.num_kv_heads), default=0)
+
+
 def tensor_parallel_plan(model: CostModel, group: tuple[Unit, ...], wire_dtype: str = "f32") -> Plan | None:
     """One stage with all layers, every matrix cut over `group`; None where memory or heads do not suffice."""
     last = model.model.num_layers
-    heads = min(layer.kv.num_kv_heads for layer in model.model.layers)
+    heads = _kv_heads(model)
+    if not heads:
+        return None
     whole = rank_memory(model.model, 0, last, model.workload, model.costs)
     per_head = (whole.weight_bytes + whole.kv_bytes) / heads
     caps = [int((model.memory_limit_bytes(u) - whole.workspace_bytes) // per_head) for u in group]
@@ -138,8 +145,8 @@ def best_hybrid(model: CostModel, pipeline: Plan) -> Candidate | None:
             u for u in model.units if u.node.name == rank.node and u.device.kind == model.unit(rank.node, rank.device).device.kind
         ]
         used = sum(1 for s in pipeline.stages if s.node == rank.node)
-        heads = min(layer.kv.num_kv_heads for layer in model.model.layers)
-        if len(twins) < 2 or used > 1 or heads % len(twins):
+        heads = _kv_heads(model)
+        if len(twins) < 2 or used > 1 or not heads or heads % len(twins):
             stages.append(stage)
             continue
         share = 1.0 / len(twins)

@@ -246,25 +246,20 @@ def _timing(
         single.append(times[0])
     chunk_s = [[0.0]] * len(stages) if plan.prefill_stages else _chunk_times(model, stages)
     hops = _hops(model, plan, stages, 1 if draft is None else draft.draft_tokens + 1)
-    groups, speeds = _shared_cores(model, stages)
-    timing = RingTiming(decode, chunk_s, hops, merge, model.costs.service_jitter, groups, speeds)
+    groups, room = _shared_cores(model, stages)
+    costs = model.costs
+    beside = (costs.shared_speed, costs.message_cpu_s, costs.driver_cpu_s)
+    timing = RingTiming(decode, chunk_s, hops, merge, costs.service_jitter, groups, room, *beside)
     return timing, single, sync_total
 
 
-def _shared_cores(model: CostModel, stages: tuple[StageAssignment, ...]) -> tuple[list[int], list[float]]:
-    """Which stages share a machine's cores, and how fast each of k computing ones is.
-
-    Below the number of cores `shared_speed` tells what caches and memory cost; beyond it the cores are divided.
-    """
+def _shared_cores(model: CostModel, stages: tuple[StageAssignment, ...]) -> tuple[list[int], float]:
+    """Which stages share a machine's cores, and for how many computing ones there is room (0 = for all)."""
     nodes = [model.cluster.node(stage.node) for stage in stages]
     names = list(dict.fromkeys(node.machine for node in nodes if node.machine))
     groups = [names.index(node.machine) if node.machine else -1 for node in nodes]
     cores = min((node.num_cores for node in nodes if node.machine and node.num_cores), default=0)
-    room = cores / max(1, model.costs.stage_threads)
-    if not names or not room:
-        return groups, [1.0]
-    shared = model.costs.shared_speed
-    return groups, [(1.0 if k == 1 else shared) * min(1.0, room / k) for k in range(1, len(stages) + 1)]
+    return groups, cores / max(1, model.costs.stage_threads)
 
 
 def _chunk_times(model: CostModel, stages: tuple[StageAssignment, ...]) -> list[list[float]]:
@@ -309,6 +304,7 @@ def _hops(model: CostModel, plan: Plan, stages: tuple[StageAssignment, ...], row
     hidden, costs = model.model.hidden_size, model.costs
     names = [stage.node for stage in stages]
     chunk = min(model.workload.prefill_chunk_tokens, max(1, model.workload.prompt_tokens))
+    chunk_bytes = activation_bytes(hidden, chunk, plan.wire_dtype, costs)
     out = []
     for index, (source, target) in enumerate(zip(names, [*names[1:], names[0]])):
         link = model.link(source, target)
@@ -319,10 +315,12 @@ def _hops(model: CostModel, plan: Plan, stages: tuple[StageAssignment, ...], row
             HopTiming(
                 base_s=message_overhead_s(link, costs) + costs.header_bytes / link.bytes_per_s.value,
                 row_s=rows_per_session * row_bytes / link.bytes_per_s.value,
-                chunk_s=transfer_s(link, activation_bytes(hidden, chunk, plan.wire_dtype, costs), costs) - link.latency_s.value,
+                chunk_s=transfer_s(link, chunk_bytes, costs) - link.latency_s.value,
                 latency_s=link.latency_s.value,
                 jitter_p95_s=jitter,
-                cold_s=0.0 if back else cold_start_s(link, activation_bytes(hidden, chunk, plan.wire_dtype, costs)),
+                cold_s=0.0
+                if back or model.workload.warm
+                else cold_start_s(link, activation_bytes(hidden, chunk, plan.wire_dtype, costs)),
             )
         )
     return out

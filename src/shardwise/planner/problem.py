@@ -3,7 +3,8 @@
 In: a `CostModel`, a `Form`, a wire dtype. Out: a `Problem`; `value_of` tells the exact objective of an arrangement, so
 that every search method is judged by the same figure. Nothing here fails.
 
-Shapes: U units, L layers. A stage [a, b) on unit u costs `base[u] + prefix[u, b] - prefix[u, a]`, `first[u]` more where
+Shapes: U units, L layers; where a model may not be cut everywhere, L counts the blocks of layers between allowed cuts (`cuts`),
+and `layers_of` translates back. A stage [a, b) on unit u costs `base[u] + prefix[u, b] - prefix[u, a]`, `first[u]` more where
 a = 0 and `last[u]` more where b = L. Stages may only shrink: a part of a stage that is allowed is allowed.
 """
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from shardwise.planner.cost_links import activation_bytes, occupancy_s, token_bytes, transfer_s
 from shardwise.planner.cost_memory import layer_kv_bytes, workspace_bytes
 from shardwise.planner.cost_model import CostModel
+from shardwise.planner.cuts import boundaries
 from shardwise.planner.objective import Form
 from shardwise.planner.units import Unit
 
@@ -61,11 +63,16 @@ class Problem:
     hop_peak: Floats  # [U, U]
     back_add: Floats  # [U, U]: from the last stage's unit to the first one's
     min_availability: float = 0.0  # of the machines of an arrangement together
+    cuts: tuple[int, ...] = ()  # layer at which each block begins, and the number of layers
     previous: tuple[int, ...] = ()  # see `search_bound.interchangeable`; empty = not looked at yet
 
     @property
     def num_units(self) -> int:
         return len(self.units)
+
+    def layers_of(self, start: int, end: int) -> tuple[int, int]:
+        """The layers of the blocks [start, end)."""
+        return self.cuts[start], self.cuts[end]
 
     def stage_bytes(self, stage: Stage) -> float:
         """Bytes that a stage needs."""
@@ -138,15 +145,15 @@ class Reach:
 
 
 def _stage_cost(model: CostModel, form: Form, units: list[Unit], which: str) -> StageCost:
-    layers = model.model.num_layers
-    out = StageCost(*(np.zeros((len(units), layers + 1)), *(np.zeros(len(units)) for _ in range(3))))
+    cuts = np.array(boundaries(model.model))
+    out = StageCost(*(np.zeros((len(units), len(cuts))), *(np.zeros(len(units)) for _ in range(3))))
     for term in form.terms:
         factor = getattr(term, which)
         if factor == 0:
             continue
         for index, unit in enumerate(units):
             first, last = model.ends_s(unit, term.shape)
-            out.prefix[index] += factor * model.layer_prefix_s(unit, term.shape)
+            out.prefix[index] += factor * model.layer_prefix_s(unit, term.shape)[cuts]
             out.base[index] += factor * model.overhead_s(term.shape)
             out.first[index] += factor * (first + term.first_s)
             out.last[index] += factor * last
@@ -160,7 +167,7 @@ def _size(model: CostModel, num_units: int, sessions: int | None) -> StageCost:
     users = workload.num_users if sessions is None else sessions
     layers = description.num_layers
     per_layer = [description.layers[i].weight_bytes + layer_kv_bytes(description, i, workload, users) for i in range(layers)]
-    prefix = np.concatenate([[0.0], np.cumsum(per_layer)])
+    prefix = np.concatenate([[0.0], np.cumsum(per_layer)])[np.array(boundaries(description))]
     base = workspace_bytes(description, workload, model.costs, last=False) + sum(t.num_bytes for t in description.other)
     logits = workspace_bytes(description, workload, model.costs, last=True) - workspace_bytes(
         description, workload, model.costs, last=False
@@ -213,7 +220,7 @@ def build_problem(
     return Problem(
         form=form,
         units=tuple(chosen),
-        num_layers=last,
+        num_layers=len(boundaries(model.model)) - 1,
         add=_stage_cost(model, form, chosen, "add"),
         peak=_stage_cost(model, form, chosen, "peak"),
         size=_size(model, len(chosen), sessions),
@@ -223,4 +230,5 @@ def build_problem(
         hop_peak=hop_peak,
         back_add=back_add,
         min_availability=model.request.limits.min_availability or 0.0,
+        cuts=boundaries(model.model),
     )

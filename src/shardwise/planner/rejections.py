@@ -9,6 +9,7 @@ from __future__ import annotations
 from shardwise.errors import NoFeasiblePlanError
 from shardwise.planner.cost_memory import layer_kv_bytes, rank_memory
 from shardwise.planner.cost_model import CostModel
+from shardwise.planner.cuts import boundaries
 from shardwise.planner.types import Limits, Plan, Prediction, Rejection
 from shardwise.planner.units import Unit
 from shardwise.units import format_bytes, format_duration
@@ -60,8 +61,8 @@ def cluster_miss(model: CostModel) -> int:
 
 
 def rejections(model: CostModel) -> tuple[Rejection, ...]:
-    """Machines that cannot hold the model alone, and by how much."""
-    return tuple(
+    """Machines that cannot hold the model alone, and by how much; and where the model cannot be cut."""
+    alone = tuple(
         Rejection(
             strategy="single_node",
             nodes=(name,),
@@ -71,6 +72,16 @@ def rejections(model: CostModel) -> tuple[Rejection, ...]:
         for name, short in single_misses(model).items()
         if short > 0
     )
+    return (*alone, *_uncut(model))
+
+
+def _uncut(model: CostModel) -> tuple[Rejection, ...]:
+    """A model that cannot be split at all."""
+    if len(boundaries(model.model)) > 2 or model.model.num_layers == 1:
+        return ()
+    names = tuple(node.name for node in model.cluster.nodes)
+    reason = f"a {model.model.architecture} model of {model.model.num_layers} layers cannot be cut anywhere"
+    return (Rejection(strategy="layer_wise", nodes=names, reason=reason),)
 
 
 def infeasible(model: CostModel) -> NoFeasiblePlanError:
@@ -84,6 +95,8 @@ def infeasible(model: CostModel) -> NoFeasiblePlanError:
     reason = (
         f"all machines together are {format_bytes(together)} short"
         if together
+        else "the model cannot be cut"
+        if len(boundaries(model.model)) == 2
         else "the layers do not divide over the machines' memory within the limits"
     )
     rows.append(Rejection(strategy="layer_wise", nodes=names, reason=reason, short_by_bytes=together))

@@ -20,6 +20,7 @@ from ortools.sat.python import cp_model
 
 from shardwise.planner.candidates import Candidate, as_plan, candidate
 from shardwise.planner.cost_model import CostModel
+from shardwise.planner.cuts import boundaries
 from shardwise.planner.objective import form_for
 from shardwise.planner.problem import Floats, Ints, Problem, build_problem
 from shardwise.planner.units import Unit
@@ -223,7 +224,7 @@ def pack_pipelines(model: CostModel, limit: int) -> Candidate | None:
         sessions = -(-model.workload.num_users // replicas)
         workload = replace(model.workload, num_users=sessions)
         pairs = [group[0] for group in groups] + [group[-1] for group in groups]
-        most_stages = min(sessions, model.model.num_layers, _MAX_STAGES)
+        most_stages = min(sessions, len(boundaries(model.model)) - 1, _MAX_STAGES)
         pricings = []
         for stages in sorted({1, *range(2, most_stages + 1, max(1, most_stages // 6)), most_stages}):
             form = form_for(workload, model.request.objective, stages)
@@ -240,10 +241,12 @@ def pack_pipelines(model: CostModel, limit: int) -> Candidate | None:
 def _placed(model: CostModel, groups: list[list[Unit]], packing: Packing, sessions: int) -> Candidate | None:
     """Give the columns concrete machines."""
     pools = [list(group) for group in groups]
+    cuts = boundaries(model.model)
     pipelines = []
     for column, amount in packing.columns:
         for _ in range(amount):
-            pipelines.append(tuple(model.whole_stage(pools[c].pop(0), a, b, sessions=sessions) for c, a, b in column.stages))
+            placed = [(pools[c].pop(0), cuts[a], cuts[b]) for c, a, b in column.stages]
+            pipelines.append(tuple(model.whole_stage(*stage, sessions=sessions) for stage in placed))
     if len(pipelines) < 2:
         return None
     bound = 1.0 / packing.bound if packing.bound > 0 else None

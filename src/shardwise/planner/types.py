@@ -26,7 +26,7 @@ STRATEGIES = (
     "disaggregated",
     "hybrid",
 )
-# What `shardwise run` can execute from a GGUF file; the others are planned, and named as needing the `tp` library.
+# What the runtime carries out (each replica as a deployment of its own); the others are planned by rules of thumb only.
 RUNNABLE_STRATEGIES = ("single_node", "layer_wise", "data_parallel")
 OBJECTIVES = ("latency", "throughput", "bottleneck", "fit", "weighted")
 
@@ -40,6 +40,7 @@ class Workload(Record):
     context_tokens: int | None = None  # KV reserved for each session; None = prompt + output
     kv_type: str = "f16"
     prefill_chunk_tokens: int = 64
+    warm: bool = False  # another prompt took the same way a moment before: TCP's windows are open
 
     @property
     def reserved_tokens(self) -> int:
@@ -255,6 +256,8 @@ class Plan(Record):
     optimal: bool = False  # proven for the objective among the searched strategies
     gap: float | None = None  # (value - bound) / value where not proven; 0 where proven
     method: str = ""
+    runnable: bool = True  # False: `run` and `serve` cannot carry it out, see `note`
+    note: str = ""
     alternatives: tuple[Alternative, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     advice: Advice | None = None

@@ -1,6 +1,6 @@
 """What this machine does with one model: real layers cut from it, its KV cache, its attention; cached by what it depends on.
 
-    model -> two slices -> layers timed in a process of their own -> RateTables (layers, KV) -> cache
+    model -> slices -> layers and head timed in a process of their own -> RateTables (layers, KV, head) -> cache
 
 **Promises** a second call with the same model, processor, threads and library costs a file read. **Fails with** the errors of
 the layer probe, `UsageError` where the model has no file. **Called by** `run` (quick) and the prediction matrix (long).
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardwise.clock import Clock
 from shardwise.errors import UsageError
-from shardwise.machines.profile import Measurement, RateTable
+from shardwise.machines.profile import HEAD_TABLE, Measurement, RateTable
 from shardwise.machines.profile_cache import ProfileCache, RateKey
 from shardwise.model.description import ModelDescription
 from shardwise.probe.layer_task import LayerResult, LayerTask
@@ -37,35 +37,38 @@ class ModelProbe(Record):
     kv_type: str = "f16"
     fresh: bool = False
     timeout_s: float | None = None
-    kernel: str = "quick"  # names the method in the cache
+    kernel: str = "quick, with head"  # names the method in the cache
 
 
 def model_rates(model: ModelDescription, probe: ModelProbe, cache_folder: Path, clock: Clock) -> tuple[RateTable, ...]:
-    """(rates of the layers, rates of the KV cache), measured or from the cache."""
+    """(rates of the layers, of the KV cache, of the head), measured or from the cache."""
     if not model.source.paths or model.num_layers < 3:
         raise UsageError(f"{model.name} has no layers here to measure", where="probe")
     cache = ProfileCache(cache_folder / "rates")
     quantization = dominant_quantization(model)
     key = RateKey(
         device=f"cpu {cpu_model()} {probe.threads} threads",
-        quantization=f"{quantization} of {model.revision_digest} {probe.kv_type} {probe.prefill_rows}",
+        quantization=f"{quantization} of {model.revision_digest} {probe.kv_type} {probe.prefill_rows} {probe.layers} layers",
         library=library.describe(),
         kernel=probe.kernel,
     )
-    kv_key = replace(key, quantization=f"KV {key.quantization}")
-    known, kv = (None, None) if probe.fresh else (cache.get(key), cache.get(kv_key))
-    if known is None or kv is None:
-        known, kv = measure(model, probe, cache_folder / "probe-slices" / model.revision_digest[:16], clock)
-        cache.put(key, known)
-        cache.put(kv_key, kv)
-    return known, kv
+    keys = [replace(key, quantization=f"{part}{key.quantization}") for part in ("", "KV ", "HEAD ")]
+    known = [None] * len(keys) if probe.fresh else [cache.get(each) for each in keys]
+    if None in known:
+        tables = measure(model, probe, cache_folder / "probe-slices" / model.revision_digest[:16], clock)
+        for each, table in zip(keys, tables, strict=True):
+            cache.put(each, table)
+        return tables
+    return tuple(table for table in known if table is not None)
 
 
-def measure(model: ModelDescription, probe: ModelProbe, folder: Path, clock: Clock) -> tuple[RateTable, RateTable]:
-    """Time real layers of `model`."""
+def measure(model: ModelDescription, probe: ModelProbe, folder: Path, clock: Clock) -> tuple[RateTable, ...]:
+    """Time real layers of `model`, and its head."""
     source = Path(model.source.paths[0])
-    end = min(1 + probe.layers, model.num_layers - 1)
+    last = model.num_layers
+    end = min(1 + probe.layers, last - 1)
     quantization = dominant_quantization(model)
+    before_last = slice_model(source, last - 2, last - 1, folder / "before-last")
     task = LayerTask(
         short=slice_model(source, 0, 1, folder / "first"),
         long=slice_model(source, 0, end, folder / f"first-{end}"),
@@ -77,6 +80,7 @@ def measure(model: ModelDescription, probe: ModelProbe, folder: Path, clock: Clo
         context_tokens=probe.context_tokens,
         far_prefill_rows=probe.prefill_rows[0],
         kv_type=probe.kv_type,
+        head=(before_last, slice_model(source, last - 1, last, folder / "last")),
     )
     result = run_task(task, probe.timeout_s)
     layers = model.layers[1:end]
@@ -84,7 +88,16 @@ def measure(model: ModelDescription, probe: ModelProbe, folder: Path, clock: Clo
     flops = statistics.mean(layer.flops_per_token for layer in layers)
     method = f"layers of {model.source.reference}"
     table = rate_table(quantization, result, layer_bytes, flops, None, method, clock)
-    return replace(table, attention_flops_per_s=_attention(model, task, result, clock)), _kv(model, task, result, clock)
+    layers_table = replace(table, attention_flops_per_s=_attention(model, task, result, clock))
+    return layers_table, _kv(model, task, result, clock), _head(model, result, clock)
+
+
+def _head(model: ModelDescription, result: LayerResult, clock: Clock) -> RateTable:
+    """The head by rows: two rows may cost far more than twice one (other kernels)."""
+    method = f"head of {model.source.reference}"
+    shaped = replace(result, rows=result.head)
+    table = rate_table("HEAD", shaped, model.head_bytes, model.head_flops_per_token, None, method, clock)
+    return replace(table, quantization=HEAD_TABLE)
 
 
 def _kv(model: ModelDescription, task: LayerTask, result: LayerResult, clock: Clock) -> RateTable:

@@ -49,11 +49,25 @@ class LayerTimer:
                 break
             segment = BatchSegment(slot=0, position=0, num_tokens=rows, sample=False)
             found.append(self._sample([segment], _LEAST_PREFILL_SAMPLES, task.budget_s / count))
-        backend = self._backends[1]
+        library, blas = self._backends[1].library, self._backends[1].blas
         far, far_prefill = self._far()
+        head = self._head()
         return LayerResult(
-            library=backend.library, blas=backend.blas, rows=tuple(found), far_layer_s=far, far_prefill_layer_s=far_prefill
+            library=library, blas=blas, rows=tuple(found), far_layer_s=far, far_prefill_layer_s=far_prefill, head=head
         )
+
+    def _head(self) -> tuple[RowSamples, ...]:
+        """The head for as many rows as decode has: equal layers with it and without."""
+        if self._task.head is None:
+            return ()
+        self.close()
+        self._backends = [self._backend(files) for files in self._task.head]
+        share_s = self._task.budget_s / 2 / max(1, len(self._task.decode_rows))
+        found = []
+        for rows in self._task.decode_rows:
+            segments = [BatchSegment(slot=i, position=0, num_tokens=1, sample=True) for i in range(rows)]
+            found.append(self._sample(segments, _LEAST_SAMPLES, share_s, per=1))
+        return tuple(found)
 
     def close(self) -> None:
         for backend in self._backends:
@@ -72,15 +86,15 @@ class LayerTimer:
         )
         return LlamaCppBackend(files, settings, main_quantization=task.quantization)
 
-    def _sample(self, segments: list[BatchSegment], least: int, share_s: float) -> RowSamples:
-        """Differences per layer, at least `least`, then until `share_s` is over."""
+    def _sample(self, segments: list[BatchSegment], least: int, share_s: float, *, per: int = 0) -> RowSamples:
+        """Differences per layer (or by `per`), at least `least`, then until `share_s` is over."""
         rows = sum(segment.num_tokens for segment in segments)
         self._pair(segments)
         samples: list[float] = []
         end_s = self._clock.now_s() + share_s
         while len(samples) < least or (self._clock.now_s() < end_s and len(samples) < _MOST_SAMPLES):
             short_s, long_s = self._pair(segments)
-            samples.append(max(1e-9, (long_s - short_s) / self._task.extra_layers))
+            samples.append(max(1e-9, (long_s - short_s) / (per or self._task.extra_layers)))
         return RowSamples(rows=rows, layer_s=tuple(samples))
 
     def _pair(self, segments: list[BatchSegment]) -> tuple[float, float]:

@@ -23,6 +23,7 @@ class LayerTask(Record):
     kv_type: str = "f16"
     context_tokens: int = 0  # > 0: also time decode of one row after so many positions
     far_prefill_rows: int = 0  # > 0: also time a chunk of so many rows after `context_tokens` positions
+    head: tuple[StageFiles, StageFiles] | None = None  # as many layers without and with the head: time it for `decode_rows`
 
     @property
     def extra_layers(self) -> int:
@@ -44,3 +45,4 @@ class LayerResult(Record):
     rows: tuple[RowSamples, ...]
     far_layer_s: tuple[float, ...] = ()  # of one row after `context_tokens` positions
     far_prefill_layer_s: tuple[float, ...] = ()  # of a chunk of `far_prefill_rows` rows there
+    head: tuple[RowSamples, ...] = ()  # of the final norm and the output matrix, logits handed out

@@ -101,19 +101,21 @@ class LinkProbe:
         clock = self._clock
         self._ping(b"", timeout_s=_TIMEOUT_S)  # connected and welcomed
         payload = np.zeros(settings.message_bytes // 4, dtype=np.float32).tobytes()
-        dense = self._pings(payload, settings.ping_s, settings.ping_every_s)
+        bare = self._pings(b"", settings.ping_s / 2, settings.ping_every_s)
+        dense = self._pings(payload, settings.ping_s / 2, settings.ping_every_s)
         sparse = self._pings(payload, settings.sparse_s, settings.sparse_every_s) if settings.sparse_s else []
         rates = self._bulk(settings.bulk_s)
         loaded = self._loaded(payload, settings) if settings.loaded_s else []
         there = [now_s - sent_s for sent_s, now_s, _ in dense]
         back = [received_s - now_s for _, now_s, received_s in dense]
         rounds = [received_s - sent_s for sent_s, _, received_s in dense]
+        bare_s = [received_s - sent_s for sent_s, _, received_s in bare]  # without a step: its bytes count by bandwidth
         jitter_s = percentile(there, 0.95) - percentile(there, 0.5)
         profile = LinkProfile(
             source=self._name,
             target=self._target.name,
             bytes_per_s=measurement(rates, METHOD, clock),
-            latency_s=measurement([r / 2 for r in rounds], f"{METHOD}, half of the round trip", clock),
+            latency_s=measurement([r / 2 for r in bare_s], "pings through the transport, half of the round trip", clock),
             jitter_p95_s=measurement([jitter_s], f"{METHOD}, one way, of {len(there)} pings", clock),
             kind=kind,
         )

@@ -21,6 +21,7 @@ from shardwise.model.preset_quantization import parse_quantization
 from shardwise.model.presets import describe_preset
 from shardwise.records import replace
 
+MAX_MACHINES, MAX_TOKENS = 4096, 1e7
 _TENSOR = re.compile(r"tensor par|tensor rdma|\btp\d?\b|\btp\s*x|tensor x")
 
 
@@ -92,6 +93,8 @@ def prepare(row: Row) -> Case | Skip:
         return Skip(f"the metric '{row.metric}' in '{row.unit}' is not one that a cost model predicts")
     if not row.machines:
         return Skip("no machines are named")
+    if row.num_machines > MAX_MACHINES or ask.batch > MAX_TOKENS or max(ask.prompt_tokens, ask.context_tokens) > MAX_TOKENS:
+        return Skip("more machines, sessions or tokens than anybody has")
     devices: list[Device] = []
     for group in row.machines:
         spec = _spec(group)

@@ -92,7 +92,7 @@ def calibrate(cases: Sequence[Case]) -> Calibration:
             continue
 
         def seconds(efficiency: float, case: Case = case, phase: str = phase) -> float:
-            value = predict_case(case, empty, {phase: efficiency})
+            value = _predicted(case, empty, {phase: efficiency})
             if isinstance(value, Skip) or value <= 0:
                 return math.inf
             return 1.0 / value if case.ask.inverse else value
@@ -112,9 +112,17 @@ def _prepare(row: Row) -> Case | Skip:
     return prepare(row)
 
 
+def _predicted(case: Case, calibration: Calibration, override: dict[str, float] | None = None) -> float | Skip:
+    """A row whose figures are each possible but not together ends in a division by nothing: that is its reason."""
+    try:
+        return predict_case(case, calibration, override)
+    except ArithmeticError:
+        return Skip("the row contradicts itself")
+
+
 def _judge(row: Row, case: Case | Skip, calibration: Calibration) -> PublishedRow:
     kind = "single" if row.is_single else "multi"
-    found = case if isinstance(case, Skip) else predict_case(case, calibration)
+    found = case if isinstance(case, Skip) else _predicted(case, calibration)
     group = "" if isinstance(case, Skip) else case.framework.name
     row_id = row.id if isinstance(row.id, int | str | float) else str(row.id)
     if isinstance(found, Skip) or not math.isfinite(found) or not row.value:

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.bench.published.values import integer, number, scaled, text
+from shardwise.bench.published.values import integer, number, scaled, text, within
 from shardwise.errors import UsageError
 
+# What a device or link can have; anything else is a typing error and counts as not stated.
+_MEMORY, _RATE, _FLOPS = (1e7, 1e15), (1e7, 1e15), (1e8, 1e19)
+_BITS, _LATENCY = (1e4, 1e14), (1e-8, 60.0)
 _LISTS = ("rows", "results", "measurements", "data")
 
 
@@ -75,7 +78,7 @@ class Row:
 def load_rows(path: Path) -> list[Row]:
     """All rows of a file."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read published rows: {error}", where=str(path), hint="a JSON list of rows") from error
     found = document
@@ -117,11 +120,11 @@ def _machines(group: dict[str, Any] | str) -> Machines:
     return Machines(
         device=text(data.get("device") or data.get("name")),
         count=integer(data.get("count"), 1),
-        memory_bytes=scaled(data.get("mem_gb"), 1e9),
-        memory_bytes_per_s=scaled(data.get("mem_bw_gbs"), 1e9),
-        flops_per_s=scaled(data.get("flops"), 1.0),
-        vram_bytes=scaled(data.get("vram_gb"), 1e9),
-        disk_bytes_per_s=scaled(data.get("disk_gbs"), 1e9),
+        memory_bytes=within(scaled(data.get("mem_gb"), 1e9), *_MEMORY),
+        memory_bytes_per_s=within(scaled(data.get("mem_bw_gbs"), 1e9), *_RATE),
+        flops_per_s=within(scaled(data.get("flops"), 1.0), *_FLOPS),
+        vram_bytes=within(scaled(data.get("vram_gb"), 1e9), *_MEMORY),
+        disk_bytes_per_s=within(scaled(data.get("disk_gbs"), 1e9), *_RATE),
     )
 
 
@@ -132,9 +135,9 @@ def _wires(links: Any) -> Wires | None:
         links = {"type": links}
     if not isinstance(links, dict):
         return None
-    latency = scaled(links.get("latency_ms"), 1e-3)
-    round_trip = scaled(links.get("rtt_ms"), 1e-3)
-    rate = scaled(links.get("bandwidth_gbps"), 1e9)
+    latency = within(scaled(links.get("latency_ms"), 1e-3), *_LATENCY)
+    round_trip = within(scaled(links.get("rtt_ms"), 1e-3), *_LATENCY)
+    rate = within(scaled(links.get("bandwidth_gbps"), 1e9), *_BITS)
     return Wires(
         kind=text(links.get("type")).lower(),
         bytes_per_s=rate / 8 if rate else None,

@@ -44,6 +44,11 @@ def scaled(value: Any, unit: float) -> float | None:
     return found * unit
 
 
+def within(value: float | None, low: float, high: float) -> float | None:
+    """The value, or None beyond what such a thing can be: a typing error says nothing."""
+    return value if value is not None and low <= value <= high else None
+
+
 def integer(value: Any, default: int) -> int:
     """A count of at least 1."""
     found = number(value)
