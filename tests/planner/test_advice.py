@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from shardwise.model.presets import describe_preset
 from shardwise.planner import Advice, Limits, Objective, PlanRequest, Workload, advise, smaller_quantizations
 from shardwise.planner.requantize import bits_per_weight, requantized
 from tests.planner.builders import GIB, llama_8b, llama_70b, make_cluster, make_gpu, make_link, make_node
@@ -92,6 +93,19 @@ def test_nothing_fits_by_little_and_by_much() -> None:
     assert much.verdict == "infeasible"
     reason = next(r for r in much.reasons if r.case == "nothing_fits")
     assert reason.numbers["short_by_bytes_per_node"]["a"] == reason.numbers["short_by_bytes"] > 30 * GIB
+
+
+def test_a_model_that_cannot_be_cut_says_so() -> None:
+    found = advice(describe_preset("gemma-3-27b", "Q8_0"), [make_node("a", memory_gib=24), make_node("b", memory_gib=16)])
+    assert found.verdict == "infeasible"
+    assert "62 layers cannot be cut" in found.headline
+    assert "0 B" not in found.headline
+
+
+def test_what_was_asked_for_is_not_compared_with_what_was_not() -> None:
+    node = make_node("desk", memory_gib=32, devices=(make_gpu(), make_gpu(kind="vulkan")))
+    found = advice(llama_8b(), [node], strategies=("tensor_parallel",))
+    assert "It stays on one machine: tensor parallel on desk" in found.headline
 
 
 def test_a_coarser_split_is_as_fast() -> None:

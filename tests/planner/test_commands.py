@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.model.presets import describe_preset, find_preset
+
 CLUSTER = """\
 [[node]]
 name = "desktop"
@@ -83,6 +85,7 @@ def test_nothing_fits_is_exit_3_with_bytes_per_machine(cluster: str) -> None:
         (["llama-3-8b", "--cluster", "C", "--objective", "latencey"], "did you mean 'latency'"),
         (["llama-3-8b", "--cluster", "C", "--draft", "4"], "--draft"),
         (["llama-3-8b", "--cluster", "C", "--max-p95", "5"], "has no unit"),
+        (["llama-3-8b", "--cluster", "C", "--time-limit", "-1"], "time_limit"),
         (["llama-3-8b", "--cluster", "nowhere.toml"], "cannot read the cluster file"),
     ],
 )
@@ -91,3 +94,18 @@ def test_bad_input_is_exit_2_and_one_line(cluster: str, arguments: list[str], wh
     assert found.returncode == 2
     assert what in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "label"),
+    [
+        ("gpt-oss:20b", "gpt-oss-20b", None),
+        ("llama3:8b", "llama-3-8b", None),
+        ("qwen2.5:32b-instruct-q4_K_M", "qwen2.5-32b", "Q4_K_M"),
+        ("qwen3:30b-a3b", "qwen3-30b-a3b", None),
+        ("llama-3-8b:q8_0", "llama-3-8b", "Q8_0"),
+    ],
+)
+def test_names_as_other_programs_write_them(name: str, title: str, label: str | None) -> None:
+    assert find_preset(name).name == title
+    assert label is None or describe_preset(name).quantization == label

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from shardwise.planner.advice_numbers import Situation, best_single_option, wired
 from shardwise.planner.cost_links import link_between
 from shardwise.planner.cost_model import CostModel
+from shardwise.planner.cuts import boundaries
 from shardwise.planner.types import Reason
 from shardwise.records import replace
 from shardwise.units import format_bytes, format_duration, format_rate
@@ -62,10 +63,16 @@ def nothing_fits(s: Situation) -> Reason | None:
     if s.feasible:
         return None
     nearest = min(s.misses, key=lambda name: s.misses[name])
+    if s.together_short_bytes:
+        together = f"all machines together {format_bytes(s.together_short_bytes)}"
+    elif len(boundaries(s.cost.model)) == 2:
+        together = f"and a {s.cost.model.architecture} model of {s.cost.model.num_layers} layers cannot be cut"
+    else:
+        together = "and its layers do not divide over the machines' memory"
     return Reason(
         case="nothing_fits",
         message=f"It fits nowhere: it needs {format_bytes(s.needed_bytes)}, '{nearest}' comes nearest and is "
-        f"{format_bytes(s.misses[nearest])} short, all machines together {format_bytes(s.together_short_bytes)}",
+        f"{format_bytes(s.misses[nearest])} short, {together}",
         numbers={
             "needed_bytes": s.needed_bytes,
             "nearest": nearest,
@@ -99,6 +106,9 @@ def one_machine_is_best(s: Situation) -> Reason | None:
             message=f"Do not split it: it fits on {node} ({rate:.1f} tokens/s), and nothing else can take a part",
             numbers=numbers,
         )
+    if s.plan.strategy not in ("single_node", "layer_wise"):  # asked for: not compared with what was not asked for
+        message = f"It stays on one machine: {s.plan.strategy.replace('_', ' ')} on {node} gives {rate:.1f} tokens/s"
+        return Reason(case="one_machine_is_best", message=message, numbers=numbers)
     other, parts = s.split.predicted, s.split.plan.nodes
     how = f"over {', '.join(parts)}" if len(parts) > 1 else "over its devices"
     numbers |= {

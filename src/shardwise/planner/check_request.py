@@ -37,6 +37,8 @@ def check_request(request: PlanRequest) -> None:
         _choice("wire_dtype", dtype, WIRE_DTYPE_BYTES)
     for field, least in (("prompt_tokens", 1), ("output_tokens", 1), ("num_users", 1), ("prefill_chunk_tokens", 1)):
         _at_least(field, getattr(work, field), least)
+    if not math.isfinite(request.time_limit_s) or request.time_limit_s <= 0:
+        raise UsageError(f"time_limit = {request.time_limit_s!r} s is not allowed", where="plan request", hint="above 0")
     if not 0 <= request.objective.weight <= 1:
         raise UsageError(f"weight = {request.objective.weight!r} is not allowed", where="plan request", hint="0 to 1")
     if not 0 < limits.memory_fraction <= 1:
