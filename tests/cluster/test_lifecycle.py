@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import stat
+from pathlib import Path
 
 import pytest
 
 from shardwise.cluster import lifecycle
 from shardwise.errors import CompatibilityError, UsageError
+from shardwise.records import replace
+from shardwise.transport.security import Invite, NodeKeys
 from tests.cluster.engine_contract import tiny
 from tests.cluster.hosts import PORTS, Hosts
 from tests.cluster.waiting import is_gone, wait_until
@@ -62,6 +65,44 @@ def test_bad_commands_say_why(home: Hosts, host: str, command: list[str], code: 
     assert words in home.run(host, "cluster", *command, code=code)["error"]["message"]
 
 
+def forged(home: Hosts, **changes: object) -> str:
+    """The line of an invite that was changed on its way."""
+    invite = Invite.decode(home.run("desk", "cluster", "invite")["invite"])
+    return replace(invite, **changes).encode()
+
+
+def test_a_line_that_was_changed_is_refused_and_leaves_nothing_behind(home: Hosts) -> None:
+    """Cut off, another secret or coordinator's key, an address where nobody listens; also from a machine that is a member."""
+    stranger = NodeKeys.generate()
+    cases = [
+        (home.run("desk", "cluster", "invite")["invite"][:-9], 2, "this invite is damaged"),
+        (forged(home, secret=stranger.secret), 4, "does not take this invite"),
+        (forged(home, coordinator_public=stranger.public), 4, "does not take this invite"),
+        (forged(home, addresses=("tcp://127.0.0.1:9",)), 5, "coordinator does not answer: nobody listens there"),
+        (forged(home, addresses=("desk",)), 2, "not an address: desk"),
+    ]
+    before = home.pids("nas")
+    for host, some in (("pi", cases), ("nas", cases[:2])):
+        for line, code, words in some:
+            assert words in home.run(host, "cluster", "join", line, code=code)["error"]["message"]
+    assert home.pids("nas") == before
+    assert home.states() == {"desk": "ready", "nas": "ready"}
+    assert not home.state("pi").cluster.exists()
+
+
+def test_the_whole_line_in_quotes_will_do(home: Hosts) -> None:
+    line = home.run("desk", "cluster", "invite")["join"]
+    assert home.run("pi", "cluster", "join", line, "--port", str(PORTS["pi"]), "--memory", "1 GiB")["cluster"] == "home"
+    assert home.run("pi", "cluster", "leave") == {"left": True, "workers_ended": 0}
+    assert [path.name for path in home.state("pi").folder.iterdir()] == ["node.key"]
+
+
+def test_a_ray_that_is_not_there_is_not_attached_to(home: Hosts) -> None:
+    for address, code, words in (("127.0.0.1", 2, "--ray-address 127.0.0.1"), ("127.0.0.1:9", 5, "")):
+        assert words in home.run("pi", "cluster", "up", "--ray-address", address, code=code)["error"]["message"]
+        assert not home.state("pi").cluster.exists()
+
+
 def test_a_used_invite_and_a_taken_port_leave_nothing_behind(home: Hosts) -> None:
     invite = home.run("desk", "cluster", "invite")["invite"]
     failed = home.run("pi", "cluster", "join", invite, "--port", str(PORTS["nas"]), "--name", "pi", code=2)
@@ -79,13 +120,14 @@ def test_a_killed_raylet_comes_back_by_itself(home: Hosts) -> None:
 
 @pytest.mark.soak
 def test_a_killed_daemon_takes_everything_along_and_starts_again(home: Hosts) -> None:
-    pids = home.pids("nas")
+    pids, folder = home.pids("nas"), Path(home.state("nas").ray_folder.read_text())
     os.kill(pids[0], signal.SIGKILL)
     for pid in pids:
         wait_until(lambda pid=pid: is_gone(pid), 20, f"{pid} is gone with its daemon")
     wait_until(lambda: home.states()["nas"] == "suspect", 10, "silence is seen")
     home.run("nas", "cluster", "start")
     assert home.states()["nas"] == "ready"
+    assert not folder.exists()
 
 
 def test_leaving_is_for_good(home: Hosts) -> None:

@@ -81,8 +81,9 @@ def join(
     from shardwise.cluster import lifecycle
     from shardwise.cluster.state import StateDir
 
-    if not invite:
+    if not invite.split():
         _propose(interface)
+    invite = invite.split()[-1]  # the whole line in quotes will do
     options = lifecycle.JoinOptions(name=name, interface=interface, memory_bytes=_bytes(memory), port=port)
     cluster = lifecycle.join(StateDir(), invite, options)
     if output().json:

@@ -108,6 +108,7 @@ class CoordinatorDaemon:
             incarnation=starts,
             memory_bytes=self._coordinator.card.memory_bytes,
             ports=RayPorts(**{name: port for name, port in ports.items() if name != "control"}),
+            folder_note=str(self._state.ray_folder),
             dashboard=cluster.dashboard,
         )
         if self._authority is not None:

@@ -41,7 +41,15 @@ from shardwise.cluster.ray_engine import RayAddress, RayEngine, RaySecurity
 from shardwise.cluster.ray_engine.settings import require_supported_ray
 from shardwise.cluster.ray_engine.tls import TlsAuthority
 from shardwise.cluster.state import COORDINATOR, DEFAULT_PORT, NODE, ClusterFile, DaemonFile, StateDir
-from shardwise.errors import AuthenticationFailed, NetworkError, ProtocolMismatch, ReplyTimeout, UsageError
+from shardwise.errors import (
+    AuthenticationFailed,
+    ConnectFailed,
+    ConnectTimeout,
+    NetworkError,
+    ProtocolMismatch,
+    ReplyTimeout,
+    UsageError,
+)
 from shardwise.records import Record
 from shardwise.transport.security import ClusterKey, Invite, NodeKeys
 from shardwise.transport.security.private_files import write_private
@@ -85,6 +93,8 @@ def prepare_up(state: StateDir, options: UpOptions) -> ClusterFile:
             )
         return cluster
     choose_address(options.interface)
+    if options.ray_address:
+        _require_ray(options)
     key = ClusterKey.generate()
     key.save(state.cluster_key)
     if not options.ray_address:
@@ -106,6 +116,15 @@ def prepare_up(state: StateDir, options: UpOptions) -> ClusterFile:
     )
     state.save_cluster(cluster)
     return cluster
+
+
+def _require_ray(options: UpOptions) -> None:
+    """The Ray that is to be used answers, takes the token, and has a node here."""
+    host, _, port = options.ray_address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"--ray-address {options.ray_address}", where="cluster up", hint="HOST:PORT, e.g. 127.0.0.1:6379")
+    address, security = RayAddress(head=options.ray_address), RaySecurity(token=options.ray_token)
+    RayEngine(lambda: (address, security)).close()
 
 
 def up(state: StateDir, options: UpOptions) -> str:
@@ -154,6 +173,13 @@ def prepare_join(state: StateDir, invite_text: str, options: JoinOptions) -> Clu
             "the cluster does not take this invite: it was used, has expired, or is of another cluster",
             where=error.where,
             hint="'shardwise cluster invite' on the coordinator's machine makes a new one",
+        ) from error
+    except (ConnectFailed, ConnectTimeout, ReplyTimeout) as error:
+        raise type(error)(
+            f"the cluster's coordinator does not answer: {error.message}",
+            where=error.where,
+            hint="is it awake and on this network ('shardwise cluster nodes' there), and does its firewall let this port in "
+            "('shardwise doctor' there)?",
         ) from error
     finally:
         client.close()
@@ -219,6 +245,7 @@ def leave(state: StateDir, *, drain_s: float = 0.0, clock: Clock | None = None) 
     left = num_workers_here(state)
     stop_daemon(state, StopRequest(goodbye=True))
     state.forget_cluster()
+    state.forget_log()
     return left
 
 
@@ -241,6 +268,7 @@ def down(state: StateDir) -> None:
         )
     stop_daemon(state, StopRequest())
     state.forget_cluster()
+    state.forget_log()
 
 
 def find(interface: str = "", wait_s: float = 2.0) -> list[FoundCluster]:

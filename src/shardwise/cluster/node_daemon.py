@@ -80,6 +80,7 @@ class NodeDaemon:
             self._client.close()
             if self._over:
                 self._state.forget_cluster()
+                self._state.forget_log()
             else:
                 self._state.daemon.unlink(missing_ok=True)
 
@@ -221,6 +222,7 @@ class NodeDaemon:
             incarnation=starts,
             memory_bytes=own_card(self._keys.public, "", "", self._cluster.memory_bytes).memory_bytes,
             ports=RayPorts(**{name: port for name, port in ports.items() if name != "control"}),
+            folder_note=str(self._state.ray_folder),
         )
         return settings, RaySecurity(token=self._cluster.ray_token, tls_folder=str(self._state.tls))
 

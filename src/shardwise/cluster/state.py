@@ -6,6 +6,7 @@ cluster, or a file is damaged or open to others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from shardwise.cluster.ray_engine.temp_folder import remove_noted
 from shardwise.errors import UsageError
 from shardwise.records import Record, replace
 from shardwise.transport.security.private_files import read_private, write_private
@@ -80,6 +82,7 @@ class StateDir:
         self.log = self.folder / "daemon.log"
         self.authority = self.folder / "ray-ca.json"
         self.tls = self.folder / "ray-tls"
+        self.ray_folder = self.folder / "ray-folder"  # names Ray's temporary folder
 
     def load_cluster(self) -> ClusterFile:
         """This machine's cluster; `UsageError` where it has none."""
@@ -112,10 +115,16 @@ class StateDir:
         write_private(self.daemon, content)
 
     def forget_cluster(self) -> None:
-        """Leave nothing but the node's own key."""
+        """Leave nothing but the node's own key and the log."""
+        remove_noted(self.ray_folder)
         for path in (self.cluster, self.cluster_key, self.allowed, self.invites, self.daemon, self.authority):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.tls, ignore_errors=True)
+
+    def forget_log(self) -> None:
+        """After an end that went well."""
+        with contextlib.suppress(OSError):  # Windows: while somebody reads it
+            self.log.unlink(missing_ok=True)
 
 
 def port_plan(first: int) -> dict[str, int]:

@@ -12,12 +12,10 @@ import collections
 import contextlib
 import functools
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import IO
@@ -32,6 +30,7 @@ from shardwise.cluster.ray_engine.settings import (
     ray_environment,
     require_supported_ray,
 )
+from shardwise.cluster.ray_engine.temp_folder import make_folder, remove_folder
 from shardwise.errors import AuthenticationFailed, ConnectFailed, ReplyTimeout, ShardwiseError, UsageError
 from shardwise.records import Record
 
@@ -91,6 +90,7 @@ class RayletSettings(Record):
     memory_bytes: int = 0
     ports: RayPorts = RayPorts()
     dashboard: bool = False
+    folder_note: str = ""  # file that remembers Ray's temporary folder, for whoever comes after a kill
 
     def arguments(self) -> list[str]:
         """The rest of the command line."""
@@ -113,7 +113,8 @@ class Raylet:
         require_supported_ray()
         settings.ports.require_free(settings.own_ip, head=not settings.join)
         self.settings = settings
-        self._folder = Path(tempfile.mkdtemp(prefix="swray-"))  # short: Unix sockets live in it
+        self._note = Path(settings.folder_note) if settings.folder_note else None
+        self._folder = make_folder(self._note)
         self._log: collections.deque[str] = collections.deque(maxlen=60)
         self._started = threading.Event()
         self._process = start_child(functools.partial(_spawn, settings, security, self._folder))
@@ -154,7 +155,7 @@ class Raylet:
             self._process.kill()
             self._process.wait(timeout=10)
         self._pump.join(timeout=5)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_folder(self._folder, self._note)
 
     def _read_log(self, stream: IO[bytes]) -> None:
         with stream:
