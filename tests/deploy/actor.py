@@ -9,6 +9,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from shardwise.bench.lab import Host, Lab
 from shardwise.cluster.local import LocalEngine
 from shardwise.deploy import Deployment, Placement, RunOptions, launch
@@ -43,10 +45,15 @@ class Actor:
     def __init__(self, home: Lab, deployment: Deployment) -> None:
         self._home, self._deployment = home, deployment
         self._timers: list[threading.Timer] = []
+        self._stopped: dict[threading.Timer, int] = {}
 
     def act(self, fault: Fault) -> None:
         """Begin a fault; its end is a timer's business."""
-        home, index = self._home, min(int(fault.target.removeprefix("stage-")), len(self._deployment.stages) - 1)
+        home = self._home
+        if fault.target == "driver":
+            self._around_the_driver(fault)
+            return
+        index = min(int(fault.target.removeprefix("stage-")), len(self._deployment.stages) - 1)
         stage = self._deployment.stages[index]
         host = stage.node
         if fault.kind in SIGNALS:
@@ -54,8 +61,9 @@ class Actor:
         elif fault.kind == "stop":
             _signal(stage.pid, signal.SIGSTOP)
             self._later(fault, _signal, stage.pid, signal.SIGCONT)
+            self._stopped[self._timers[-1]] = stage.pid
         elif fault.kind == "corrupt_slice":
-            self._corrupt(index)
+            self.corrupt(index)
             _signal(stage.pid, signal.SIGKILL)
         elif fault.kind == "cut":
             home.cut(host)
@@ -69,6 +77,16 @@ class Actor:
             home.set_access(host, up=up, down=down)
             self._later(fault, self._heal, host)
 
+    def _around_the_driver(self, fault: Fault) -> None:
+        """It is alone: nothing of any host (or nothing that they send) arrives."""
+        for host in HOSTS:
+            if fault.kind == "cut":
+                self._home.cut(host)
+                self._later(fault, self._home.restore, host)
+            else:
+                self._home.set_access(host, up=LOST, down=LinkShape())
+                self._later(fault, self._heal, host)
+
     def _heal(self, host: str) -> None:
         self._home.set_access(host, up=LinkShape(), down=LinkShape())
 
@@ -77,7 +95,7 @@ class Actor:
         timer.start()
         self._timers.append(timer)
 
-    def _corrupt(self, stage: int) -> None:
+    def corrupt(self, stage: int) -> None:
         """Flip a bit on the disk; what a running worker has mapped stays as it is."""
         deployment = self._deployment
         for file in deployment.manifest.stages[stage].files:
@@ -92,9 +110,12 @@ class Actor:
             damaged.replace(path)
 
     def join(self) -> None:
-        """Until every fault has been taken back."""
+        """Until every fault has been taken back. A stopped process that was replaced needs nobody to wake it."""
         for timer in self._timers:
-            timer.join()
+            while timer.is_alive():
+                if timer in self._stopped and not psutil.pid_exists(self._stopped[timer]):
+                    timer.cancel()
+                timer.join(timeout=0.1)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -1,7 +1,10 @@
-"""The whole matrix of faults, random pairs of them, and what must not be taken for a fault. Soak: hours on two cores.
+"""The whole matrix of faults, random pairs of them, and what must not be taken for a fault. Soak: an hour on two cores.
+
+The driver's cells that need another driver process (killed, stopped) are in `test_driver_faults.py`.
 
 SHARDWISE_MATRIX_CELLS=12 SHARDWISE_MATRIX_SEED=3 picks 12 cells; SHARDWISE_PAIRS=20 runs 20 pairs, SHARDWISE_FIRST_PAIR=57 begins
-at seed 57 (a pair is replayed by its seed, the test's name); SHARDWISE_QUIET_S=60 shortens the watch for false alarms.
+at seed 57 (a pair is replayed by its seed, the test's name); SHARDWISE_QUIET_S=60 shortens the watch for false alarms, and
+SHARDWISE_BURST_TOKENS=4 SHARDWISE_PAUSE_S=4 makes it a trickle.
 """
 
 from __future__ import annotations
@@ -41,13 +44,16 @@ FAULTS = {
 }
 PHASES = {"prefill": 0, "token 1": 1, "token 100": 100}
 CELLS = list(itertools.product(FAULTS, range(3), PHASES, ("greedy", "sampled"), (1, 4)))
+CELLS += itertools.product(("cut 6 s", "one way cut 6 s"), ("driver",), PHASES, ("greedy", "sampled"), (1, 4))
 if "SHARDWISE_MATRIX_CELLS" in os.environ:
     chosen = random.Random(int(os.environ.get("SHARDWISE_MATRIX_SEED", "0")))
     CELLS = chosen.sample(CELLS, int(os.environ["SHARDWISE_MATRIX_CELLS"]))
 FIRST_PAIR = int(os.environ.get("SHARDWISE_FIRST_PAIR", "0"))
 PAIRS = range(FIRST_PAIR, FIRST_PAIR + int(os.environ.get("SHARDWISE_PAIRS", "200")))
 QUIET_S = float(os.environ.get("SHARDWISE_QUIET_S", "1800"))
-NUM_TOKENS = {"prefill": 40, "token 1": 40, "token 100": 120}
+BURST_TOKENS = int(os.environ.get("SHARDWISE_BURST_TOKENS", "30"))
+PAUSE_S = float(os.environ.get("SHARDWISE_PAUSE_S", "2"))
+NUM_TOKENS = {"prefill": 16, "token 1": 24, "token 100": 112}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +111,7 @@ def test_the_matrix(
     healthy: Deployment,
     known: dict[tuple[str, str, int], list[int]],
     fault: str,
-    stage: int,
+    stage: int | str,
     phase: str,
     sampling: str,
     num_sessions: int,
@@ -118,7 +124,11 @@ def test_the_matrix(
         known[key] = undisturbed(healthy, wanted)
     at_token = PHASES[phase]
     strike = Fault(  # type: ignore[arg-type]
-        kind=kind, target=f"stage-{stage}", in_prefill=not at_token, at_token=at_token or None, duration_s=duration_s
+        kind=kind,
+        target=stage if stage == "driver" else f"stage-{stage}",
+        in_prefill=not at_token,
+        at_token=at_token or None,
+        duration_s=duration_s,
     )
     sessions = [Watched(healthy, wanted) for _ in range(num_sessions)]
     run(home, healthy, FaultPlan(faults=(strike,)), sessions, [known[key]] * num_sessions)
@@ -174,9 +184,15 @@ def watch_quietly(deployment: Deployment, seconds: float) -> list[str]:
     said: list[str] = []
     before, deployment.supervisor.on_change = deployment.supervisor.on_change, said.append
     clock = deployment.driver.clock
-    end_s = clock.now_s() + seconds
+    end_s, num_tokens, most_silent_s = clock.now_s() + seconds, 0, 0.0
     while clock.now_s() < end_s:
-        assert len(undisturbed(deployment, request(deployment, num_tokens=30))) == 30
-        deployment.driver.wait_changed(2.0)
+        assert len(undisturbed(deployment, request(deployment, num_tokens=BURST_TOKENS))) == BURST_TOKENS
+        num_tokens += BURST_TOKENS
+        resumes_s = clock.now_s() + PAUSE_S
+        while clock.now_s() < resumes_s:
+            heard_s = min(deployment.driver.heard_s.values())
+            most_silent_s = max(most_silent_s, deployment.driver.looked_s - heard_s)
+            deployment.driver.wait_changed(0.1)
     deployment.supervisor.on_change = before
+    print(f"{num_tokens} tokens in {seconds:.0f} s; longest silence seen between bursts {most_silent_s:.2f} s; said: {said}")
     return said

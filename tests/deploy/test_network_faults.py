@@ -11,10 +11,11 @@ import pytest
 from shardwise.bench.lab import Lab
 from shardwise.bench.lab.state import lab_unavailable
 from shardwise.deploy import Deployment
+from shardwise.session.recovery import RecoveryPolicy
 from shardwise.transport.faults import Fault
 from shardwise.transport.shaping import LinkShape
 from tests.deploy.actor import Actor, launch_at_home, make_home
-from tests.deploy.faults import Watched, request, undisturbed
+from tests.deploy.faults import Watched, eventually, request, undisturbed
 
 NUM_TOKENS = 80
 
@@ -61,3 +62,25 @@ def test_the_same_tokens_through_network_faults(home: Lab, deployment: Deploymen
         print(f"{kind} {duration_s} s: {recovery.action}, stall {recovery.stall_s:.1f} s ({recovery.predicted_stall_s:.1f})")
     if kind == "slow_link":
         assert len(deployment.recoveries) == before, "a slow link is no fault"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["cut", "one_way_cut"])
+def test_a_hot_replica_takes_over_from_a_machine_that_is_cut_off(home: Lab, sample_gguf: Path, kind: str) -> None:
+    """Known by a step that is overdue and missing beats, before the stage counts as lost: the stall is reported."""
+    policy = RecoveryPolicy(replicate="hot")
+    with launch_at_home(home, sample_gguf, context_tokens=512, deterministic=True, recovery=policy) as built:
+        eventually(lambda: len(built.driver.peers.replicas) == 3 and built.driver.connected, "replicas")
+        wanted = undisturbed(built, request(built, num_tokens=NUM_TOKENS))
+        session = Watched(built, request(built, num_tokens=NUM_TOKENS))
+        session.wait_for(30)
+        actor = Actor(home, built)
+        actor.act(Fault(kind=kind, target="stage-1", at_token=30, duration_s=6.0))  # type: ignore[arg-type]
+        try:
+            assert session.ids() == wanted
+        finally:
+            actor.join()
+        for recovery in built.recoveries:
+            stall = f"stall {recovery.stall_s:.2f} s ({recovery.predicted_stall_s:.2f})"
+            print(f"hot, {kind}: {recovery.cause}: {recovery.action}, {stall}")
+        assert built.recoveries[0].action == "promote of stage 1"

@@ -33,8 +33,10 @@ def advise(
 ) -> None:
     """Should the model be split at all? Exit 3 when there is no plan at all; the verdict is printed all the same."""
     from shardwise.cli.plan_view import show_advice, show_plan
+    from shardwise.cli.policy_view import show_policies
     from shardwise.planner import consult, smaller_quantizations
     from shardwise.records import plain
+    from shardwise.session.policy_costs import policy_costs
 
     request = o.plan_request(
         model,
@@ -58,10 +60,11 @@ def advise(
     out = output()
     if out.json:
         nothing = {"strategy": None, "stages": [], "advice": plain(advice), "rejections": plain(rejections)}
-        out.document(plain(found) if found is not None else nothing)
+        out.document(plain(found) | {"policies": plain(policy_costs(request, found))} if found is not None else nothing)
     else:
         show_advice(out, advice)
         if found is not None:
             show_plan(out, request, found, with_advice=False)
+            show_policies(out, policy_costs(request, found))
     if found is None:
         raise typer.Exit(3)

@@ -37,9 +37,11 @@ def plan(
 ) -> None:
     """The best plan, its predictions, alternatives, rejections with reasons."""
     from shardwise.cli.plan_view import show_plan
+    from shardwise.cli.policy_view import show_policies
     from shardwise.planner import find_plan, smaller_quantizations
     from shardwise.planner.plan_file import write_plan
     from shardwise.records import plain
+    from shardwise.session.policy_costs import policy_costs
 
     request = o.plan_request(
         model,
@@ -63,6 +65,7 @@ def plan(
     if out is not None:
         write_plan(found, out)
     if output().json:
-        output().document(plain(found))
+        output().document(plain(found) | {"policies": plain(policy_costs(request, found))})
     else:
         show_plan(output(), request, found)
+        show_policies(output(), policy_costs(request, found))

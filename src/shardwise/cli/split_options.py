@@ -56,6 +56,12 @@ Rebalance = Annotated[
 FallbackModel = Annotated[
     str, typer.Option("--fallback", help="A smaller MODEL for one node when nothing else helps.", rich_help_panel=FAULTS)
 ]
+CheckpointEvery = Annotated[
+    int, typer.Option("--checkpoint-every", help="Copy a session's KV every N tokens; 0 = never.", rich_help_panel=FAULTS)
+]
+CheckpointDir = Annotated[
+    str, typer.Option("--checkpoint-dir", help="Keep these copies here; default: in memory.", rich_help_panel=FAULTS)
+]
 JournalDir = Annotated[
     str, typer.Option("--journal", help="Directory in which sessions outlive this process.", rich_help_panel=FAULTS)
 ]

@@ -277,12 +277,13 @@ class Deployment:
             node_alive=not place.node or place.node in nodes,
             hot_replica=(replica.place.node or replica.name) if standing and replica is not None else "",
             replica_holds_kv=self.driver.peers.mirroring,
-            other_nodes=tuple(n for n in others if place_for(layout, self.engine, n) is not None),
+            other_nodes=tuple(n for n in others if place.node and place_for(layout, self.engine, n) is not None),
             replan_layers=split_over(layout, surviving_stages(layout, stage, nodes), free_bytes)[0],
             fallback=self._fallback is not None and not self.degraded,
             refill_s=refill.exact_s,
             replay_s=refill.replay_s,
             fast_refill_s=refill.fast_s,
+            checkpoint_refill_s=self._checkpoint_refill_s(stage),
             restart_s=self.start_s,
         )
 
@@ -292,6 +293,17 @@ class Deployment:
             for s in list(self.driver.open_sessions.values())
         ]
         return refill_times(stage, self.driver.latest_stats, rows)
+
+    def _checkpoint_refill_s(self, stage: int) -> float | None:
+        """Of the rows after each session's checkpoint of the stage; None where a session has none."""
+        known, rows = self.driver.restoring.checkpoints.num_tokens, []
+        for session in list(self.driver.open_sessions.values()):
+            num_tokens = known.get((session.number, stage))
+            if num_tokens is None:
+                return None
+            after = max(0, len(session.request.prompt) + len(session.generated) - num_tokens)
+            rows.append(SessionRows(prompt_tokens=0, generated_tokens=after))
+        return refill_times(stage, self.driver.latest_stats, rows).exact_s if rows else None
 
     def replica_promoted(self, stage: int) -> None:
         """The replica takes the stage's place (`supervisor.Restarter`)."""

@@ -89,6 +89,7 @@ def launch(
         max_queue=options.max_queue,
         probe_interval_s=options.probe_interval_s,
         route=route,
+        checkpoints=options.checkpoints,
     )
     journal = Journal(Path(options.journal_dir)) if options.journal_dir else None
     driver = Driver(settings, tokenizer, keys, context, journal=journal)

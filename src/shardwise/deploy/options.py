@@ -10,6 +10,7 @@ from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.model.even_split import even_split
 from shardwise.records import Record, replace
+from shardwise.session.checkpoints import CheckpointSettings
 from shardwise.session.recovery import RecoveryPolicy
 from shardwise.stage.llama.library import BLAS_HELPS
 
@@ -17,6 +18,7 @@ WIRE_DTYPES = ("f32", "f16")
 KV_TYPES = ("f16", "q8_0")
 BLAS_CHUNK_TOKENS = 128  # where BLAS dequantizes the weights for every chunk, larger chunks pay (ADR 0003)
 PLAIN_CHUNK_TOKENS = 64
+CHECKPOINT_TOKENS = 256  # between two checkpoints, where only a directory was named
 
 
 class Placement(Record):
@@ -54,6 +56,8 @@ class RunOptions(Record):
     recovery: RecoveryPolicy = RecoveryPolicy()
     follow: FollowPolicy = FollowPolicy()  # on a cluster: what to do when machines come and go
     journal_dir: str = ""  # "" = sessions are journalled in memory only
+    checkpoint_every_tokens: int = 0  # of a session, its KV is copied to the driver; 0 = never, or 256 with a directory
+    checkpoint_dir: str = ""  # "" = in the driver's memory
     sent_log_bytes: int = 64 * 2**20  # of activations that a stage keeps to refill its neighbour after a fault
 
     def check(self, model: ModelDescription) -> None:
@@ -82,6 +86,7 @@ class RunOptions(Record):
             ("ctx", self.context_tokens, 8),
             ("sessions", self.max_sessions, 1),
             ("threads", self.threads, 1),
+            ("checkpoint-every", self.checkpoint_every_tokens, 0),
         ):
             if number < least:
                 raise UsageError(f"--{name} {number}", where=name, hint=f"at least {least}")
@@ -107,6 +112,12 @@ class RunOptions(Record):
         if self.chunk_tokens:
             return self.chunk_tokens
         return BLAS_CHUNK_TOKENS if self.blas != "off" and quantization in BLAS_HELPS else PLAIN_CHUNK_TOKENS
+
+    @property
+    def checkpoints(self) -> CheckpointSettings:
+        """How often KV is copied, and where to."""
+        every = self.checkpoint_every_tokens or (CHECKPOINT_TOKENS if self.checkpoint_dir else 0)
+        return CheckpointSettings(every_tokens=every, directory=self.checkpoint_dir)
 
     def cache(self) -> Path:
         """Where slices are kept."""

@@ -105,6 +105,7 @@ class Supervisor:
         self.on_change: Callable[[str], None] = lambda what: None
         self.on_slow: Callable[[SlowStage], None] = lambda slow: None
         driver.on_stage_lost = self._from_driver
+        driver.restoring.checkpoints.on_note = lambda what: self.on_change(what)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
 
@@ -129,6 +130,7 @@ class Supervisor:
     def _from_driver(self, stage: int, error: ShardwiseError) -> None:
         """A worker reported a failure of the whole stage, or takes no messages."""
         cause = Cause.CORRUPT if isinstance(error, CorruptWeightsError) else Cause.CRASHED
+        cause = Cause.REFUSED if isinstance(error, CompatibilityError) else cause
         self.report(Fault(stage, cause, error.one_line()))
 
     # -- watching -----------------------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ class Supervisor:
             if not status.alive:
                 self._stop.wait(LAST_WORD_S)
                 with self._faults_lock:
-                    words = [f for f in self._faults if f.stage == stage and f.cause is Cause.CORRUPT]
+                    words = [f for f in self._faults if f.stage == stage and f.cause in (Cause.CORRUPT, Cause.REFUSED)]
                 if words:
                     return words[0]
                 code = status.exit_status or 0

@@ -21,7 +21,6 @@ import zmq
 
 from shardwise.clock import Clock, SystemClock
 from shardwise.errors import (
-    CompatibilityError,
     NetworkError,
     QueueFull,
     ReplyTimeout,
@@ -35,19 +34,23 @@ from shardwise.session.handle import SessionHandle
 from shardwise.session.incoming import Incoming
 from shardwise.session.journal import Ended, Generated, Journal, Opened, Unfinished
 from shardwise.session.peers import DriverSettings, Peers
+from shardwise.session.readiness import readiness_of
 from shardwise.session.request import GenerationRequest, Readiness, Recovery, check_request
+from shardwise.session.restoring import Restoring
 from shardwise.session.session import OnEvent, Session
 from shardwise.session.step_history import StepHistory
 from shardwise.session.text import Tokenizer
 from shardwise.transport.channel import Envelope
 from shardwise.transport.handshake import REPLICA_STAGE
 from shardwise.transport.messages import (
+    KV_STATE,
     REFILL_IMPOSSIBLE,
     AnyMessage,
     Closed,
     CloseSession,
     Connected,
     Failure,
+    KvState,
     NewEpoch,
     Ping,
     Pong,
@@ -80,6 +83,7 @@ class Driver:
         self.clock = clock or SystemClock()
         self.peers = Peers(settings, keys, context)
         self.journal = journal
+        self.restoring = Restoring(self)
         self.open_sessions: dict[int, Session] = {}
         self.waiting: deque[Session] = deque()
         self.closing: dict[int, int] = {}  # session -> stages that still hold it
@@ -181,18 +185,7 @@ class Driver:
 
     def readiness(self) -> Readiness:
         """Ready means that a token came through every stage within the last three probe intervals."""
-        if self.failure is not None:
-            return Readiness(ready=False, reason=self.failure.one_line())
-        if self.recovering:
-            return Readiness(ready=False, reason=self.recovering)
-        if not self.connected:
-            share = len(self.peers.ready) / self.num_stages
-            return Readiness(ready=False, reason="stages are loading", loading_progress=share)
-        age_s = None if self.last_token_s is None else self.clock.now_s() - self.last_token_s
-        limit_s = 3 * (self.settings.probe_interval_s or float("inf"))
-        if age_s is None or age_s > limit_s:
-            return Readiness(ready=False, reason="no token came through all stages lately", last_token_age_s=age_s)
-        return Readiness(ready=True, last_token_age_s=age_s)
+        return readiness_of(self)
 
     def close(self) -> None:
         """End every session and worker; bounded."""
@@ -225,6 +218,7 @@ class Driver:
         self._bell.close_socket()
         self.drop_incoming()
         self.peers.close()
+        self.restoring.checkpoints.close()
         if self.journal is not None:
             self.journal.close()
 
@@ -262,8 +256,10 @@ class Driver:
                 self.progress[message.stage] = message
             case Preparing():
                 self.preparing[message.stage] = message
+            case KvState():
+                self.restoring.on_kv(message, envelope.payload)
             case _:
-                pass  # Closed and KV states are of interest to recovery only
+                pass  # hearts beat already
         with self._changed:
             self._changed.notify_all()
 
@@ -317,6 +313,7 @@ class Driver:
         self.peers.set_epoch(self.peers.hello.epoch + 1)
         self._connected.clear()
         self.closing.clear()  # answers of before are fenced
+        self.restoring.begin(() if promote and self.peers.mirroring else lost)
         for stage in self.heard_s:  # whoever lives has to greet again before it is heard
             self.heard_s[stage] = self.clock.now_s()
         for stage in lost:
@@ -334,10 +331,7 @@ class Driver:
     def _resume_sessions(self, *, replay: bool = False) -> None:
         """Every stage stands again: let the sessions go on where the driver's tokens end. `replay`: no stage knows them."""
         what, self.recovering = self.recovering, ""
-        for session in list(self.open_sessions.values()):
-            session.epoch += 1
-            session.resumed(what, self._grade, self._predicted_stall_s)
-            self._send_open(session, resume=self._grade != "fast" and not replay)
+        self.restoring.reopen_all(what, self._grade, self._predicted_stall_s, replay=replay)
 
     def expect(self, peers: Peers) -> Incoming:
         """Let the workers of a new split come up; its sockets belong to the driver's thread from now on."""
@@ -374,6 +368,7 @@ class Driver:
         self.heard_s = dict.fromkeys(range(self.num_stages), self.clock.now_s())
         self._connected = set(incoming.connected)
         self.progress, self.preparing, self.latest_stats, self.offsets = {}, {}, {}, ClockOffsets()
+        self.restoring.checkpoints.new_split()
         for stage in range(self.num_stages):
             self.peers.send(stage, Ping(sequence=0, sent_s=self.clock.now_s()))
         self.recovering, self._grade, self._predicted_stall_s = self.recovering or what, grade, predicted_stall_s
@@ -382,9 +377,10 @@ class Driver:
         self._resume_sessions(replay=True)
         self._open_waiting()
 
-    def _send_open(self, session: Session, *, resume: bool) -> None:
+    def send_open(self, session: Session, *, resume: bool) -> None:
+        """Driver's thread."""
         try:
-            self.peers.open(session.opening(resume=resume, fast=self._grade == "fast"))
+            self.peers.open(session.opening(resume=resume, fast=self._grade == "fast" and not session.restored_tokens))
         except NetworkError as error:
             self._stage_lost(0, error)
 
@@ -427,7 +423,7 @@ class Driver:
 
     def open_on_stages(self, session: Session) -> None:
         """Open on stage 0; the message travels through the stages ahead of the session's rows."""
-        self._send_open(session, resume=False)
+        self.restoring.open(session)
 
     def _on_token(self, sampled: Sampled) -> None:
         session = self.open_sessions.get(sampled.session)
@@ -443,6 +439,8 @@ class Driver:
                 self.step_history.add(gap_s)
             if session.finished:
                 self.end(session, cancelled=False)
+            else:
+                self.restoring.after_token(session)
 
     def end(self, session: Session, *, cancelled: bool) -> None:
         """Free a session everywhere."""
@@ -451,6 +449,7 @@ class Driver:
         if self.journal is not None and session.journalled:
             self.journal.append(Ended(session=session.number, reason="cancelled" if cancelled else "finished"))
             session.journalled = False
+        self.restoring.checkpoints.forget(session, self.num_stages)
         if self.open_sessions.pop(session.number, None) is not None:
             self.closing[session.number] = self.num_stages  # its slots are free when every stage has said so
             self.peers.send_all(CloseSession(session=session.number, epoch=session.epoch))
@@ -464,15 +463,18 @@ class Driver:
         session = self.open_sessions.get(failure.session)
         if session is None or session.epoch != failure.epoch or self.recovering:  # about to be opened again anyway
             return
+        if failure.where == KV_STATE:
+            self.restoring.on_failure(session, failure)
+            return
         if failure.where == REFILL_IMPOSSIBLE:  # what a neighbour kept is not enough: replay through all stages
-            session.epoch += 1
-            self._send_open(session, resume=False)
+            session.epoch, session.restored_tokens = session.epoch + 1, 0
+            self.send_open(session, resume=False)
             return
         session.fail(error)
         self.end(session, cancelled=False)
 
     def _stage_lost(self, stage: int, error: ShardwiseError) -> None:
-        if self.on_stage_lost is not None and not isinstance(error, CompatibilityError):
+        if self.on_stage_lost is not None:
             self.on_stage_lost(stage, error)
             return
         self._connected.discard(stage)

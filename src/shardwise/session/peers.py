@@ -8,6 +8,7 @@ import zmq
 
 from shardwise.errors import CompatibilityError, SessionLost
 from shardwise.records import Record, replace
+from shardwise.session.checkpoints import CheckpointSettings
 from shardwise.transport.channel import DRIVER, Envelope, Inbox, Outbox
 from shardwise.transport.handshake import Hello
 from shardwise.transport.messages import AnyMessage, Connect, OpenSession, Ready
@@ -28,6 +29,7 @@ class DriverSettings(Record):
     listen: str = "tcp://127.0.0.1:*"
     advertise_host: str = ""
     max_queue: int = 256
+    checkpoints: CheckpointSettings = CheckpointSettings()
     probe_interval_s: float = 10.0  # an idle deployment proves itself this often; 0 = never
     route: Route | None = None  # for those who put something between the stages, such as relays that shape links
 

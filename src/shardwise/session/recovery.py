@@ -6,7 +6,7 @@ The order is by predicted stall, cheapest first, and every action is tried once 
 
 1. promote      a replica stands by: a hot one holds the stage's KV, a standby one is refilled
 2. reconnect    the processes live, only the path between two of them is stuck
-3. restart      the same node, or another one that has the slice; its neighbour refills it
+3. restart      the same node, or another one that has the slice; it gets its KV checkpoints, its neighbour refills the rest
    recut        the same after the slice was found to be damaged: it is cut from the model again first
 4. replan       a new split over the survivors; sessions are replayed
 5. fallback     a smaller model or quantization on one node; the answer says so
@@ -80,6 +80,7 @@ class Available(Record):
     refill_s: float = 0.0  # predicted: exact refill of the lost stage
     replay_s: float = 0.0  # predicted: exact replay through all stages of a new split
     fast_refill_s: float = 0.0
+    checkpoint_refill_s: float | None = None  # predicted: of what came after the checkpoints, where every session has one
     restart_s: float = 1.0  # predicted: process start and load
 
 
@@ -104,8 +105,14 @@ def choose_grade(policy: RecoveryPolicy, available: Available) -> str:
     """exact, unless the policy says fast, or auto finds the exact refill too slow."""
     if policy.recovery in ("exact", "fast"):
         return policy.recovery
-    too_slow = available.refill_s > policy.max_stall_s and available.fast_refill_s < available.refill_s
+    refill_s = exact_refill_s(available)
+    too_slow = refill_s > policy.max_stall_s and available.fast_refill_s < refill_s
     return "fast" if too_slow else "exact"
+
+
+def exact_refill_s(available: Available) -> float:
+    """Of the lost stage: from checkpoints, where there are some, else row by row."""
+    return available.refill_s if available.checkpoint_refill_s is None else min(available.refill_s, available.checkpoint_refill_s)
 
 
 def next_action(incident: Incident, policy: RecoveryPolicy, available: Available) -> RecoveryAction:
@@ -123,7 +130,7 @@ def next_action(incident: Incident, policy: RecoveryPolicy, available: Available
 def _candidates(incident: Incident, available: Available, grade: str) -> list[RecoveryAction]:
     stage = incident.stage
     seen_s = (incident.silent_s or DETECTION_S[incident.cause]) + RECONNECTION_S
-    refill_s = available.refill_s if grade == "exact" else available.fast_refill_s
+    refill_s = exact_refill_s(available) if grade == "exact" else available.fast_refill_s
     out: list[RecoveryAction] = []
 
     def add(kind: str, stall_s: float, *, node: str = "", grade: str = "exact", layers: tuple[int, ...] = ()) -> None:

@@ -41,6 +41,7 @@ class Session:
         self.recoveries: list[Recovery] = []
         self.finished = False
         self.journalled = False
+        self.restored_tokens = 0  # positions that rebuilt stages get from checkpoints when it is opened next
         self.submitted_s = submitted_s
         self.last_event_s = submitted_s
         self._interrupted: Interruption | None = None
@@ -53,20 +54,25 @@ class Session:
         """Position of the next token to be sampled."""
         return len(self.request.prompt) + len(self.generated)
 
-    def opening(self, *, start_position: int = 0, fast: bool = False, resume: bool = False) -> OpenSession:
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The prompt and what was generated."""
+        return (*self.request.prompt, *self.generated)
+
+    def opening(self, *, fast: bool = False, resume: bool = False) -> OpenSession:
         """The message that begins, or begins again, this session on the stages."""
         request = self.request
         return OpenSession(
             session=self.number,
             epoch=self.epoch,
-            tokens=(*request.prompt, *self.generated),
+            tokens=self.tokens,
             num_prompt=len(request.prompt),
             max_tokens=request.max_tokens,
             stop_ids=() if request.ignore_eos else self._tokenizer.eog_ids,
             sampling=request.sampling,
             traced=request.traced,
             fast_replay=fast,
-            start_position=start_position,
+            start_position=self.restored_tokens if resume else 0,
             resume=resume,
         )
 
@@ -79,6 +85,12 @@ class Session:
         """It was opened again by `action`; the next token ends the stall."""
         if self._interrupted is not None:
             self._interrupted = replace(self._interrupted, action=action, grade=grade, predicted_stall_s=predicted_stall_s)
+
+    def restored(self) -> None:
+        """Rebuilt stages hold its rows up to a checkpoint."""
+        if self._interrupted is not None:
+            how = f"{self._interrupted.action}, from a checkpoint of {self.restored_tokens} tokens"
+            self._interrupted = replace(self._interrupted, action=how, grade="exact")
 
     def _end_stall(self, now_s: float) -> None:
         stall = self._interrupted

@@ -45,6 +45,10 @@ class SentLog:
             self.num_evicted += 1
             self.forget(max(self._bytes, key=lambda session: self._bytes[session]))
 
+    def begin(self, session: int) -> None:
+        """Keep a session's rows from wherever they begin: what was before is in a checkpoint."""
+        self._rows.setdefault(session, deque())
+
     def rows_from(self, session: int, position: int, end: int) -> list[SentRows] | None:
         """The rows [position, end) in their segments; None where they are not all here or cut a segment."""
         found = [r for r in self._rows.get(session, ()) if position <= r.segment.position < end]

@@ -53,7 +53,7 @@ class SessionTable:
         """Give the session a slot; `QueueFull` where there is none."""
         if not self._free:
             raise QueueFull(f"all {len(self._sessions)} session slots are taken", where=f"session {message.session}")
-        session = StageSession(opened=message, slot=self._free.pop(), next_position=message.start_position)
+        session = StageSession(opened=message, slot=self._free.pop(), next_position=0)
         self._sessions[message.session] = session
         return session
 

@@ -24,7 +24,7 @@ from shardwise.stage.batcher import Batcher, Item
 from shardwise.stage.config import WorkerConfig
 from shardwise.stage.execute import Executor
 from shardwise.stage.heart import Heart
-from shardwise.stage.kv_requests import answer_export, import_state
+from shardwise.stage.kv_requests import Aside, answer_export, import_state, put_back
 from shardwise.stage.links import Links
 from shardwise.stage.llama.backend import LlamaCppBackend
 from shardwise.stage.llama.sampling import Sampler
@@ -89,6 +89,7 @@ class StageWorker:
         self.figures = WorkerFigures()
         self.queued: dict[int, int] = {}  # session -> position after the last queued row
         self.sent_log = SentLog(config.sent_log_bytes)
+        self.aside = Aside(config.settings.max_sessions)
         self.executor = Executor(self)
         self.heart = Heart(self.config, context, self.clock)
         self._running = True
@@ -214,6 +215,7 @@ class StageWorker:
         """Compute nothing more until the sessions are opened again: rows sent to a new neighbour would follow lost ones."""
         self.release(self.batcher.discard(lambda segment: False))
         self.queued = {session.opened.session: session.next_position for session in self.sessions.values()}
+        self.aside.clear()
 
     def _on_step(self, step: Step, envelope: Envelope) -> None:
         now_s = self.clock.now_s()
@@ -282,6 +284,7 @@ class StageWorker:
             else:
                 self._forget(message.session)
                 session = self.sessions.open(message)
+                put_back(self, session)
                 self.queued[message.session] = session.next_position
             session.upstream = peer
             self._begin(session)

@@ -122,7 +122,7 @@ class OpenSession(Message, tag="open"):
     sampling: SamplingSettings = SamplingSettings()
     traced: bool = False
     fast_replay: bool = False
-    start_position: int = 0  # KV up to here is already in place (restored from a checkpoint)
+    start_position: int = 0  # with `resume`: rebuilt stages that were sent a checkpoint hold KV up to here
     resume: bool = False  # stages that know the session keep their KV; each asks its predecessor for what it lacks
 
 
@@ -308,6 +308,7 @@ class KvState(Message, tag="kv"):
     digest: str  # SHA-256 of the payload
 
 
+KV_STATE = "KV state"  # `Failure.where` of a stage that could not hand out, or take, the state of a session: no more than that
 REFILL_IMPOSSIBLE = "refill impossible"  # `Failure.where` of a stage that has not kept enough rows for its neighbour
 
 
