@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import numpy as np
 from tests.deploy.reference import Unsharded, unsharded
@@ -26,6 +25,7 @@ from shardwise.deploy import Deployment, launch_local
 from shardwise.model.resolve import sample_path
 from shardwise.session.request import GenerationRequest
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 PROMPT = [int(t) for t in np.random.default_rng(3).integers(1000, 40_000, 512)]
 NUM_TOKENS = 120
 LOAD_ALONE = """
