@@ -56,7 +56,10 @@ def test_nothing_is_unpickled() -> None:
             assert not {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & {n.split(".")[0] for n in names}, path
 
 
-@pytest.mark.parametrize("code", ["import shardwise", "from shardwise.cli.main import run; run(['--help'])"])
+@pytest.mark.parametrize(
+    "code",
+    ["import shardwise", "from shardwise.cli.main import run; run(['--help'])", "from shardwise.deploy import launch_local"],
+)
 def test_light_start(code: str) -> None:
     """Neither importing shardwise nor asking for help loads a heavy library."""
     probe = f"{code}\nimport sys\nprint('LOADED', [m for m in {HEAVY!r} if m in sys.modules])"

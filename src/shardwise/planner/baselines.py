@@ -12,7 +12,6 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from shardwise.planner.assignment import proportional_layers
 from shardwise.planner.problem import Problem, Stage
@@ -94,6 +93,8 @@ def _quickest_chain(problem: Problem, windows: list[Stage]) -> Arrangement | Non
 
 def halda_like(problem: Problem) -> Arrangement | None:
     """prima.cpp: layers per device that minimize a cost linear in them, devices in the order listed, links a constant each."""
+    from ortools.sat.python import cp_model  # heavy
+
     model = cp_model.CpModel()
     layers = problem.num_layers
     counts, cost = [], []

@@ -15,8 +15,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from ortools.linear_solver import pywraplp
-from ortools.sat.python import cp_model
 
 from shardwise.planner.candidates import Candidate, as_plan, candidate
 from shardwise.planner.cost_model import CostModel
@@ -151,6 +149,8 @@ class Pricing:
 
 def _master(columns: list[Column], counts: Floats, most: int) -> tuple[float, Floats, float]:
     """(tokens/s, price of a unit of each class, price of a replica) of the linear packing."""
+    from ortools.linear_solver import pywraplp  # heavy: only plans with replicas need it
+
     solver = pywraplp.Solver.CreateSolver("GLOP")
     uses = [column.uses(len(counts)) for column in columns]
     amounts = [solver.NumVar(0.0, solver.infinity(), "") for _ in columns]
@@ -172,6 +172,8 @@ def _master(columns: list[Column], counts: Floats, most: int) -> tuple[float, Fl
 
 def _whole_numbers(columns: list[Column], counts: Floats, most: int, time_limit_s: float, seed: int) -> list[tuple[Column, int]]:
     """The best packing in whole numbers of these columns (CP-SAT)."""
+    from ortools.sat.python import cp_model
+
     model = cp_model.CpModel()
     uses = [column.uses(len(counts)) for column in columns]
     amounts = [model.new_int_var(0, int(min(c // u for c, u in zip(counts, use) if u)), "") for use in uses]
