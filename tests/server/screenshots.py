@@ -11,9 +11,11 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Browser, Page
 
+from shardwise.bench.run_prediction import predict_local
 from shardwise.cluster.local import LocalEngine
 from shardwise.deploy.launcher import launch
 from shardwise.deploy.options import Placement, RunOptions
+from shardwise.server.command import predicted
 from shardwise.server.operations import Operator
 
 from .browser import chromium
@@ -35,6 +37,8 @@ def main(out: Path) -> None:
         server.state.live.operations = server.state.operator.allowed
         server.state.live.capacities = {"desktop": 2 * 2**30, "laptop": 2**30, "nas": 2**29}
         wait_until(lambda: deployment.readiness().ready, 60, "the first token")
+        prediction, *_ = predict_local(deployment.model, deployment.options, prompt_tokens=256, output_tokens=128)
+        server.slot.expectation = predicted(prediction)
         stop = threading.Event()
         threads = [threading.Thread(target=keep_asking, args=(server.url, stop), daemon=True) for _ in range(4)]
         for thread in threads:

@@ -1,14 +1,18 @@
-"""A generation whose tokens a test says, and an answer that shows their texts as they are."""
+"""Generations whose tokens a test says, an answer that shows their texts as they are, and an engine that counts aloud."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from shardwise.clock import SystemClock
+from shardwise.server.engine import Event
 from shardwise.server.problems import Problem
 from shardwise.server.token_stream import GenerationStream, StreamedAnswer
-from shardwise.session.request import Token
+from shardwise.session.request import GenerationRequest, Readiness, Token
+from shardwise.transport.messages import Stats
 
 
 class Words:
@@ -42,7 +46,7 @@ class ScriptedGeneration:
         )
         return GenerationStream(state, self, answer)  # type: ignore[arg-type]
 
-    def attach(self, on_tokens: Any) -> None:
+    def attach(self, on_tokens: Any, write_now: Any = None) -> None:
         self._on_tokens = on_tokens
         on_tokens()
 
@@ -61,3 +65,35 @@ class ScriptedGeneration:
 
     def close(self) -> None:
         self.closed = True
+
+
+class CountingEngine:
+    """An engine without stages: each session says the numbers from 0 on, as fast as it can; `filler` makes tokens long."""
+
+    def __init__(self, deployment: Any, *, filler: str = "") -> None:
+        self.model, self.tokenizer, self.options = deployment.model, deployment.tokenizer, deployment.options
+        self.stages: Sequence[Any] = ()
+        self.recoveries: Sequence[Any] = ()
+        self._filler = filler
+
+    def submit(self, request: GenerationRequest, on_event: Callable[[Event], None]) -> Any:
+        stopped = threading.Event()
+
+        def say() -> None:
+            for number in range(request.max_tokens):
+                last = "length" if number == request.max_tokens - 1 else ""
+                on_event(Token(id=1, text=f"{number} {self._filler}", position=number, finish_reason=last))
+                if stopped.is_set():
+                    return
+
+        threading.Thread(target=say, daemon=True).start()
+        return SimpleNamespace(cancel=stopped.set)
+
+    def readiness(self) -> Readiness:
+        return Readiness(ready=True, last_token_age_s=0.0)
+
+    def stats(self) -> Sequence[Stats]:
+        return ()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Nothing to end."""

@@ -151,3 +151,52 @@ def test_top_needs_the_key(deployment: object, tmp_path: Path) -> None:
         with pytest.raises(AuthenticationFailed):
             top.fetch_picture(guarded.url)
         assert top.fetch_picture(guarded.url, key)["availability"]["status"] == "ready"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
+@pytest.mark.parametrize(("rows", "columns"), [(24, 80), (60, 160)])
+def test_top_in_a_real_terminal(server: Running, rows: int, columns: int) -> None:
+    """It draws, keeps to the terminal's size, goes with Ctrl-C, and leaves the terminal as it was."""
+    import fcntl
+    import pty
+    import select
+    import struct
+    import termios
+
+    own, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    before = termios.tcgetattr(other)
+    env = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")} | {
+        "TERM": "xterm-256color"
+    }
+    address = server.url.removeprefix("http://")
+    process = subprocess.Popen(
+        [*PROGRAM, "top", address, "--interval", "0.3"], stdin=other, stdout=other, stderr=other, env=env, start_new_session=True
+    )
+    seen = b""
+
+    def shows(text: bytes) -> bool:
+        nonlocal seen
+        while select.select([own], [], [], 0)[0]:
+            seen += os.read(own, 65536)
+        return text in seen
+
+    try:
+        wait_until(lambda: shows(b"stages"), 20, "the first picture")
+        already = len(seen)
+        wait_until(lambda: shows(b"stages") and len(seen) > already + 200, 10, "the next picture")
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: shows(b"\x1b[?1049l"), 10, "the terminal to be given back")
+        assert process.wait(20) == 130
+        assert b"\x1b[?25h" in seen
+        assert b"Traceback" not in seen
+        assert termios.tcgetattr(other) == before
+        drawn = max(seen.split(b"\x1b[H"), key=len).decode(errors="replace")
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+        assert max(len(line) for line in plain.splitlines()) <= columns
+        assert len(plain.splitlines()) <= rows + 1
+    finally:
+        process.kill()
+        process.wait()
+        os.close(own)
+        os.close(other)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import random
 import subprocess
 import sys
@@ -107,39 +106,47 @@ def test_ten_minutes_of_a_crowd(crowded: Deployment, crowd_server: Running) -> N
     assert grown_bytes < 16 * 2**20
 
 
+class DriverUser:
+    """A client without HTTP and without a thread: the next request follows in the callback of the last token."""
+
+    def __init__(self, deployment: Deployment, index: int, word: tuple[int, str], seed: int, longest: int, stop_s: float) -> None:
+        self._deployment, self._longest, self._stop_s = deployment, longest, stop_s
+        self._rng = random.Random(f"{seed}-{index}")
+        self._sampling = SamplingSettings(logit_bias=((word[0], 100.0),))
+        self._prompt = tuple(deployment.prompt_ids(f"Say {word[1]}"))
+        self.num_tokens = 0
+        self.done = threading.Event()
+
+    def ask(self) -> None:
+        max_tokens = self._rng.randint(4, self._longest)
+        self._hang_up_after = self._rng.randint(1, max_tokens) if self._rng.random() < 0.2 else 0
+        self._got = 0
+        request = GenerationRequest(prompt=self._prompt, max_tokens=max_tokens, sampling=self._sampling)
+        self._handle = self._deployment.submit(request, self.on_event)
+
+    def on_event(self, event: Token | ShardwiseError) -> None:
+        if isinstance(event, ShardwiseError):
+            self.done.set()
+            return
+        cancelled = event.finish_reason == "cancelled"
+        self._got += not cancelled
+        self.num_tokens += not cancelled
+        if event.finish_reason:
+            self.ask() if CLOCK.now_s() < self._stop_s else self.done.set()
+        elif self._got == self._hang_up_after:
+            self._handle.cancel()
+
+
 def driver_alone(deployment: Deployment, duration_s: float, seed: int, longest: int) -> float:
     """Tokens/s of the same requests without HTTP."""
     words = own_words(deployment, CLIENTS)
-    stop_s = CLOCK.now_s() + duration_s
     started_s = CLOCK.now_s()
-    counts = [0] * CLIENTS
-
-    def run(index: int) -> None:
-        rng = random.Random(f"{seed}-{index}")
-        token, word = words[index]
-        while CLOCK.now_s() < stop_s:
-            max_tokens = rng.randint(4, longest)
-            hang_up_after = rng.randint(1, max_tokens) if rng.random() < 0.2 else None
-            events: queue.SimpleQueue[Token | ShardwiseError] = queue.SimpleQueue()
-            sampling = SamplingSettings(logit_bias=((token, 100.0),))
-            prompt = tuple(deployment.prompt_ids(f"Say {word}"))
-            handle = deployment.submit(GenerationRequest(prompt=prompt, max_tokens=max_tokens, sampling=sampling), events.put)
-            got = 0
-            while isinstance(event := events.get(timeout=60), Token):
-                got += 1
-                counts[index] += 1
-                if event.finish_reason:
-                    break
-                if hang_up_after is not None and got >= hang_up_after:
-                    handle.cancel()
-                    break
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / (CLOCK.now_s() - started_s)
+    users = [DriverUser(deployment, index, word, seed, longest, started_s + duration_s) for index, word in enumerate(words)]
+    for user in users:
+        user.ask()
+    for user in users:
+        assert user.done.wait(60)
+    return sum(user.num_tokens for user in users) / (CLOCK.now_s() - started_s)
 
 
 @pytest.mark.bench

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,12 @@ class Activity:
     active: dict[str, Active] = field(default_factory=dict)
     total_requests: int = 0
     total_generated_tokens: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count_token(self) -> None:
+        """From any thread."""
+        with self._lock:
+            self.total_generated_tokens += 1
 
     def begin(self, active: Active) -> None:
         self.total_requests += 1

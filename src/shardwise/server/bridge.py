@@ -15,6 +15,7 @@ from typing import Protocol
 
 from shardwise.clock import Clock
 from shardwise.server.engine import Event
+from shardwise.transport.promptness import prefer_promptness
 
 log = logging.getLogger("shardwise.server")
 
@@ -41,11 +42,17 @@ class Bridge:
         self._loop = loop
         self._clock = clock
         self._lock = threading.Lock()
+        self._thread = threading.local()
         self._pending: dict[Receiver, list[Arrived]] = {}
 
-    def post(self, receiver: Receiver, choice: int, event: Event) -> None:
+    def arrived(self, choice: int, event: Event) -> Arrived:
+        """With the time of this moment. The thread that brings the first one asks to be prompt from then on."""
+        if not hasattr(self._thread, "asked"):
+            self._thread.asked = prefer_promptness()
+        return Arrived(choice, event, self._clock.now_s())
+
+    def post(self, receiver: Receiver, arrived: Arrived) -> None:
         """Called from any thread."""
-        arrived = Arrived(choice, event, self._clock.now_s())
         with self._lock:
             wake = not self._pending
             self._pending.setdefault(receiver, []).append(arrived)

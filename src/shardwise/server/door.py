@@ -132,5 +132,5 @@ class Door:
             path[:200].encode("unicode_escape").decode(),
             status,
             duration_s,
-            answer.num_bytes,
+            answer.num_bytes + getattr(scope.get("shardwise.line"), "num_bytes", 0),
         )

@@ -3,11 +3,15 @@
 Tokens flow in from the bridge (`take`). Whoever reads them waits for each (`next`), or is called when some are there (`attach`)
 and takes them without waiting (`pop`). A failure of one choice ends all. `close` frees whatever is still running; it is called on
 every way out: the end, an error, a disconnected client, a cancelled task.
+
+Where a writer is attached and nothing is on its way through the bridge, a plain token does not take that way: it is written in
+the driver's thread. Then nobody else touches the generation, because the loop does so only for what is on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -41,6 +45,9 @@ class Generation:
         self._client = client
         self._arrived: deque[Arrived] = deque()
         self._on_tokens: Callable[[], None] | None = None
+        self._write_now: Callable[[int, Token, float], bool] | None = None
+        self._on_the_way = 0  # events that the loop has not handled yet
+        self._lock = threading.Lock()
         self._waiter: asyncio.Future[None] | None = None
         self._handles: list[SessionHandle] = []
         self._open = set(range(len(self._requests)))
@@ -74,10 +81,15 @@ class Generation:
             await self._waiter
         return item
 
-    def attach(self, on_tokens: Callable[[], None]) -> None:
-        """Call this, in the loop, whenever something is there for `pop`: the first time now."""
+    def attach(self, on_tokens: Callable[[], None], write_now: Callable[[int, Token, float], bool] | None = None) -> None:
+        """Call `on_tokens`, in the loop, whenever something is there for `pop`: the first time now.
+
+        `write_now` is offered each plain token before, in the driver's thread; False where it cannot be written at once.
+        """
         self._on_tokens = on_tokens
         on_tokens()
+        with self._lock:
+            self._write_now = write_now
 
     @property
     def running(self) -> bool:
@@ -86,13 +98,17 @@ class Generation:
 
     def take(self, arrived: list[Arrived]) -> None:
         """Events from the bridge."""
-        if self._ended:
-            return
-        self._arrived += arrived
-        if self._on_tokens is not None:
-            self._on_tokens()
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        try:
+            if self._ended:
+                return
+            self._arrived += arrived
+            if self._on_tokens is not None:
+                self._on_tokens()
+            elif self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+        finally:
+            with self._lock:
+                self._on_the_way -= len(arrived)
 
     def pop(self) -> tuple[int, Token, float] | None:
         """As `next`, without waiting: None where nothing is there at this moment. Raises a `Problem` for a failure."""
@@ -118,7 +134,8 @@ class Generation:
         """Cancel what still runs. Harmless when everything has ended."""
         if self._ended:
             return
-        self._ended = True
+        with self._lock:
+            self._ended = True
         for index, handle in enumerate(self._handles):
             if index in self._open:
                 handle.cancel()
@@ -143,8 +160,28 @@ class Generation:
                 self.close()
 
     def _sink(self, index: int) -> Callable[[Event], None]:
+        return lambda event: self._arrive(index, event)
+
+    def _arrive(self, choice: int, event: Event) -> None:
+        """In the driver's thread."""
         bridge = self._state.bridge()
-        return lambda event: bridge.post(self, index, event)
+        arrived = bridge.arrived(choice, event)
+        with self._lock:
+            if not self._on_the_way and self._written_now(arrived) and choice in self._open:
+                return
+            self._on_the_way += 1
+        bridge.post(self, arrived)  # where it was the last one and is written already, the loop only sees that it has ended
+
+    def _written_now(self, arrived: Arrived) -> bool:
+        token = arrived.event
+        if self._write_now is None or self._ended or isinstance(token, ShardwiseError) or token.visits:
+            return False
+        if token.finish_reason == "cancelled" or not self._write_now(arrived.choice, token, arrived.at_s):
+            return False
+        self._account(arrived, token)
+        if token.finish_reason:
+            self._open.discard(arrived.choice)
+        return True
 
     def _account(self, arrived: Arrived, token: Token) -> None:
         active, metrics = self._active, self._state.metrics
@@ -157,7 +194,7 @@ class Generation:
             metrics.inter_token.observe(arrived.at_s - previous)
         active.last_token_s = arrived.at_s
         active.generated_tokens += 1
-        self._state.activity.total_generated_tokens += 1
+        self._state.activity.count_token()
         metrics.generated_tokens.inc()
         if token.visits:
             self._state.traces.token(active.id, arrived.choice, token)

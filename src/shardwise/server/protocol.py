@@ -14,6 +14,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from shardwise.server.line import Line, SharedTransport
+
 HEAD_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0
 MAX_HEAD_BYTES = 64 * 1024
@@ -32,17 +34,22 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(SharedTransport(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
+            self.transport.abort()
             return
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._shared.forget_descriptor()
         for timer in (self._head_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+
+    @property
+    def _shared(self) -> SharedTransport:
+        return self.transport  # type: ignore[return-value]
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -60,6 +67,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.scope["shardwise.line"] = Line(self._shared, self.cycle, self.flow)  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
         self._in_head = True

@@ -1,6 +1,7 @@
-"""A generation's tokens as server-sent events, written in the same turn of the loop in which they arrive.
+"""A generation's tokens as server-sent events, written at once: in the driver's thread, or in the loop's turn in which they come.
 
-    bridge -> Generation.take -> GenerationStream.on_tokens -> answer.piece -> send -> socket
+    driver's thread -> Generation -> write_now -> answer.piece -> line -> socket           (plain tokens)
+                                  -> bridge -> on_tokens -> answer.piece -> send -> socket (the first, the last, failures)
 
 There is no task between: waking one for each token took as long as everything else that is done here. Only where the client
 does not keep up (`send` waits) a task waits for it, and what has come meanwhile follows in one piece.
@@ -12,8 +13,11 @@ does not keep up (`send` waits) a task waits for it, and what has come meanwhile
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import types
-from collections.abc import Coroutine, Generator
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -21,9 +25,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from shardwise.server import sse
 from shardwise.server.generation import Generation
+from shardwise.server.line import Line
 from shardwise.server.problems import Problem
 from shardwise.server.state import ServerState
 from shardwise.session.request import Token
+
+log = logging.getLogger("shardwise.server")
 
 
 class StreamedAnswer(Protocol):
@@ -47,6 +54,7 @@ class GenerationStream(Response):
         self._keepalive_s = state.settings.keepalive_s
         self._generation, self._answer = generation, answer
         self._backlog: list[Message] = []  # behind a send that waits
+        self._late: deque[tuple[bytes, float]] = deque()  # from the driver's thread, for the loop to write
         self._blocked = False
         self._wrote = False
         self._ended = False
@@ -54,26 +62,31 @@ class GenerationStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         self._send = send
+        self._loop = loop
+        self._line: Line | None = scope.get("shardwise.line")
         self._done: asyncio.Future[None] = loop.create_future()
-        tasks: set[asyncio.Task[None]] = set()
-        self._spawn = lambda work: tasks.add(loop.create_task(work))
+        self._tasks: set[asyncio.Task[None]] = set()
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             self._write(self._answer.opening())
-            self._generation.attach(self.on_tokens)
+            self._generation.attach(self.on_tokens, self.write_now)
             self._spawn(self._watch(receive))
             self._spawn(self._keep_alive())
             await self._done
         finally:
             self._generation.close()
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(self._loop.create_task(work))
 
     def on_tokens(self) -> None:
         """Write whatever has come. Called in the loop."""
         whole = False
         try:
+            self._write_late()
             pieces: list[bytes] = []
             times_s: list[float] = []
             last = self._gather(pieces, times_s)
@@ -86,6 +99,37 @@ class GenerationStream(Response):
         finally:
             if not whole:  # a defect: the connection ends, so that the client does not wait for ever
                 self._finish()
+
+    def write_now(self, choice: int, token: Token, at_s: float) -> bool:
+        """Write a token in the driver's thread; False where it has to go through the loop."""
+        if self._line is None or self._blocked or self._ended or self._late or not self._line.is_free:
+            return False
+        try:
+            piece = self._answer.piece(choice, token)
+        except Exception:  # the driver serves others as well
+            log.exception("a stream broke")
+            self._soon(self._finish)
+            return True
+        if not piece:
+            return True
+        self._wrote = True
+        if self._line.write_now(piece):
+            self._overhead.observe(self._clock.now_s() - at_s)
+        else:  # it did not go out just now after all: the answer has counted it, so it must be the next
+            self._late.append((piece, at_s))
+            self._soon(self._write_late)
+        return True
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the connection with it
+            self._loop.call_soon_threadsafe(work)
+
+    def _write_late(self) -> None:
+        while self._late:
+            piece, at_s = self._late[0]
+            if self._write(piece):
+                self._overhead.observe(self._clock.now_s() - at_s)
+            self._late.popleft()  # only now: until it is written nothing may be written past it
 
     def _gather(self, pieces: list[bytes], times_s: list[float]) -> bool:
         """The events of all tokens that are there; True where nothing will follow."""

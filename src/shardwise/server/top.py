@@ -27,7 +27,9 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def fetch_picture(url: str, key: str = "", *, timeout_s: float = 10.0) -> dict[str, Any]:
-    """The picture of this moment."""
+    """The picture of this moment. An address without a scheme is taken for http."""
+    if "://" not in url:
+        url = f"http://{url}"
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         request = urllib.request.Request(f"{url.rstrip('/')}/api/status", headers=headers)

@@ -4,7 +4,8 @@ Where all cores compute, a thread that wakes up waits for the running one's time
 asks for a short slice of its own goes first (Linux 6.12 and later; needs no rights, and takes no computing time from
 anybody: it is only called sooner and stopped sooner). Elsewhere nothing changes.
 
-**Promises:** never raises; child processes and threads do not inherit it. **Called by** the session driver, the server's loop.
+**Promises:** never raises; child processes and threads do not inherit it. **Called by** the server, for its loop and
+for the thread that brings the tokens.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def _case_table(rows: Sequence[CaseRow]) -> list[str]:
     for row in rows:
         name = ", ".join([short_name(row.case), *row.case.faults])
         cells = row.cells() if row.figures else [row.error, *[""] * (len(METRICS) - 1)]
-        body.append([name, row.case.network, *cells, f"{row.noise:.0%}"])
+        body.append([name, row.case.network, *cells, "–" if row.noise is None else f"{row.noise:.0%}"])
     return _table(head, body)
 
 

@@ -28,7 +28,7 @@ class CaseRow(Record):
 
     case: Case
     figures: dict[str, float]
-    noise: float
+    noise: float | None  # None of a single repetition
     failed: int
     error: str = ""
 
@@ -89,7 +89,7 @@ def _row(result: ResultFile, key: str, trials: list[TrialResult]) -> CaseRow:
     return CaseRow(
         case=trials[0].case,
         figures=figures,
-        noise=repeat_noise(result.samples(key, "inter_token_p50_s")),
+        noise=repeat_noise(samples) if len(samples := result.samples(key, "inter_token_p50_s")) > 1 else None,
         failed=len(failed),
         error=failed[0].message if failed else "",
     )
@@ -175,13 +175,17 @@ def _warnings(result: ResultFile, rows: list[CaseRow]) -> list[str]:
     found = []
     if not result.complete:
         found.append("The run is not complete; run the same command again to go on.")
-    noisy = [row for row in rows if row.noise > 3 * NOISE_FLOOR]
+    noisy = [row for row in rows if (row.noise or 0.0) > 3 * NOISE_FLOOR]
     if noisy:
         found.append(
             f"In {len(noisy)} of {len(rows)} cases the repetitions differ by more than {3 * NOISE_FLOOR:.0%}: a busy machine."
         )
     if result.environment.load_1min > result.environment.num_cores:
         found.append(f"The machine was busy when the run began (load {result.environment.load_1min:.1f}).")
+    if result.environment.lab == "relays":
+        found.append(
+            "Made without root: hosts are this machine, links are relays on loopback; compare with runs of that kind only."
+        )
     failed = sum(row.failed for row in rows if not row.case.faults)
     if failed:
         found.append(f"{failed} trials failed; their errors are in the table.")

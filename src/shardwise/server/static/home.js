@@ -28,8 +28,8 @@ const used = (group) => group.stages.reduce((sum, stage) => sum + stage.weight_b
 function strip(picture) {
   const total = picture.model.num_layers;
   return h("div", { class: "strip", role: "img", "aria-label": `${total} layers over ${picture.stages.length} stages` },
-    picture.stages.map((stage) => h("span", { class: stage.state === "gone" ? "gone" : null, style: { flex: String(stage.layers[1] - stage.layers[0]) } },
-      `${stage.layers[0]}–${stage.layers[1] - 1}`)));
+    picture.stages.map((stage, index) => h("span", { class: stage.state === "gone" ? "gone" : null, style: { flex: String(stage.layers[1] - stage.layers[0]) },
+      title: layers(stage.layers) }, index ? `${stage.layers[0]}–${stage.layers[1] - 1}` : layers(stage.layers))));
 }
 
 function nodeCard(group, picture, largest, busy) {
@@ -58,7 +58,7 @@ function stageTile(stage) {
     h("dl", {},
       h("dt", {}, "holds"), h("dd", {}, layers(stage.layers)),
       h("dt", {}, "computes"), h("dd", {}, alive && stage.compute_s?.n ? `${seconds(stage.compute_s.p50)} a token` : "–"),
-      h("dt", {}, "KV tokens"), h("dd", {}, kv),
+      h("dt", { title: "tokens whose keys and values this stage keeps, of those it has room for" }, "KV tokens"), h("dd", {}, kv),
       h("dt", {}, "memory"), h("dd", {}, alive ? bytes(stage.memory_bytes) : "–"),
       h("dt", {}, "process"), h("dd", {}, stage.pid ? String(stage.pid) : "–")));
 }

@@ -6,18 +6,19 @@ const STATE = { generating: "good", waiting: "warn", paused: "bad" };
 
 export function drawRequests(place, picture) {
   if (!picture.requests.length) return fill(place, h("p", { class: "empty" }, `Nobody is asking. ${number(picture.totals.requests)} requests and ${number(picture.totals.generated_tokens)} tokens so far.`));
-  const head = ["Request", "Who", "State", "Prompt", "Generated", "Tokens/s", "First token", "Age"];
+  const head = ["Request", "Who", "State", "Prompt tokens", "Generated", "Tokens/s", "First token", "Age"];
   fill(place, h("table", {},
     h("thead", {}, h("tr", {}, head.map((name, index) => h("th", { scope: "col", class: index > 2 ? "number" : null }, name)))),
-    h("tbody", {}, picture.requests.slice(0, 40).map((one) => h("tr", {},
-      h("td", {}, h("code", {}, one.id.slice(0, 14))),
-      h("td", {}, `${one.client} · ${one.endpoint}`),
-      h("td", {}, h("span", { class: `tag ${STATE[one.state]}` }, one.state)),
-      h("td", { class: "number" }, number(one.prompt_tokens)),
-      h("td", { class: "number" }, number(one.generated_tokens)),
-      h("td", { class: "number" }, number(one.tokens_per_s, 1)),
-      h("td", { class: "number" }, seconds(one.time_to_first_token_s)),
-      h("td", { class: "number" }, seconds(one.age_s)))))),
+    h("tbody", {}, picture.requests.slice(0, 40).map((one) => h("tr", {}, [
+      h("code", {}, one.id.slice(0, 14)),
+      `${one.client} · ${one.endpoint}`,
+      h("span", { class: `tag ${STATE[one.state]}` }, one.state),
+      number(one.prompt_tokens),
+      number(one.generated_tokens),
+      number(one.tokens_per_s, 1),
+      seconds(one.time_to_first_token_s),
+      seconds(one.age_s),
+    ].map((value, index) => h("td", { class: index > 2 ? "number" : null, "data-label": head[index] }, value)))))),
     picture.requests.length > 40 && h("p", { class: "note" }, `and ${picture.requests.length - 40} more`));
 }
 

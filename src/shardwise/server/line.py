@@ -1,0 +1,104 @@
+"""A connection that two threads may write to: the event loop as always, and whoever has a token in hand.
+
+    driver's thread --- write_now ---> socket          (nothing waits in front of it)
+    event loop -------- write -------> transport -> socket
+
+Waking the loop for each token cost more than the token's own bytes, and where all cores compute the loop waited milliseconds
+for its turn. So a piece of a stream is written where it arises, if nothing else waits to be written; otherwise the caller goes
+through the loop as ever.
+
+**Promises:** bytes of one write are never torn apart by another; what `write_now` has taken leaves before anything written later;
+after `close`, `abort` or the loss of the connection nothing is written to its descriptor. **Fails when:** never; False means
+"not now".
+**Called by** `protocol`, `token_stream`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from typing import Any
+
+
+class SharedTransport:
+    """Around asyncio's transport. All methods but `write_now` belong to the loop's thread."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._lock = threading.Lock()
+        self._rest = b""  # what the socket did not take of a `write_now`
+        self._waits = False  # the transport has bytes that the socket did not take
+        plain = sys.platform != "win32" and transport.get_extra_info("ssl_object") is None
+        socket = transport.get_extra_info("socket") if plain else None
+        self._descriptor = socket.fileno() if socket is not None else -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """In the loop: after everything that was written before."""
+        with self._lock:
+            rest, self._rest = self._rest, b""
+            if rest or data:
+                self._transport.write(rest + data)
+            self._waits = self._transport.get_write_buffer_size() > 0
+
+    @property
+    def is_free(self) -> bool:
+        """From any thread: nothing waits to be written, as far as can be said without asking."""
+        return self._descriptor >= 0 and not self._waits and not self._rest
+
+    def write_now(self, data: bytes) -> bool:
+        """From any thread: True where the socket takes it now, or has begun to."""
+        with self._lock:
+            if not self.is_free:
+                return False
+            try:
+                taken = os.write(self._descriptor, data)
+            except OSError:  # full, or broken: the loop finds out which
+                return False
+            if taken < len(data):
+                self._rest = data[taken:]
+                with contextlib.suppress(RuntimeError):  # the loop has ended, and the connection with it
+                    self._loop.call_soon_threadsafe(self.write, b"")
+            return True
+
+    def forget_descriptor(self) -> None:
+        """The connection ends: its descriptor will soon be somebody else's."""
+        with self._lock:
+            self._descriptor = -1
+
+    def close(self) -> None:
+        self.forget_descriptor()
+        if not self._transport.is_closing():
+            self.write(b"")
+        self._transport.close()
+
+    def abort(self) -> None:
+        self.forget_descriptor()
+        self._transport.abort()
+
+
+class Line:
+    """The rest of one chunked response: its further pieces may come from any thread."""
+
+    def __init__(self, transport: SharedTransport, cycle: Any, flow: Any) -> None:
+        self._transport, self._cycle, self._flow = transport, cycle, flow
+        self.num_bytes = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the response's head is out and nothing waits in front of a further piece."""
+        cycle = self._cycle
+        ready = cycle.chunked_encoding and not cycle.response_complete and not cycle.disconnected
+        return bool(ready) and not self._flow.write_paused and self._transport.is_free
+
+    def write_now(self, piece: bytes) -> bool:
+        """A chunk; False where it could not be written at once."""
+        if not self.is_free or not self._transport.write_now(b"%x\r\n%b\r\n" % (len(piece), piece)):
+            return False
+        self.num_bytes += len(piece)
+        return True
