@@ -36,10 +36,10 @@ again: setup-test            ## what failed the last time
 test: check unit             ## all checks and tests
 
 bench: setup-test            ## timing; on an idle machine
-	$(RUN_ENV) $(BIN)/python -m pytest -m bench
+	$(RUN_ENV) $(BIN)/python -m pytest -m bench -o faulthandler_timeout=0
 
 soak: setup-test             ## long matrices and soaks
-	$(RUN_ENV) $(BIN)/python -m pytest -m soak --timeout 3600
+	$(RUN_ENV) $(BIN)/python -m pytest -m soak --timeout 3600 -o faulthandler_timeout=0
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
