@@ -10,7 +10,7 @@ import pytest
 
 from shardwise.bench.prediction_calibration import MACHINE, Calibration, fit
 from shardwise.bench.prediction_matrix import Cell, chosen, judge, predict_cell, predicted_figures
-from shardwise.bench.prediction_runs import LONG_PROMPT_TOKENS, PROMPT_TOKENS, RunFigures, Runs
+from shardwise.bench.prediction_runs import LONG_PROMPT_TOKENS, OUTPUT_TOKENS, PROMPT_TOKENS, RunFigures, Runs
 from shardwise.bench.scenario import load_scenario
 from shardwise.machines.profile import HEAD_TABLE, LayerTiming, LinkProfile, Measurement, NodeProfile, RateTable
 from shardwise.model.description import ModelDescription
@@ -64,7 +64,7 @@ def _node(model: ModelDescription) -> NodeProfile:
 def _run(model: ModelDescription, stages: int, prompt_tokens: int = PROMPT_TOKENS) -> RunFigures:
     """What a machine would show whose layers are twice as slow inside a stage, and read the cache as fast as alone."""
     per_stage = model.num_layers // stages
-    blocks = -(-(prompt_tokens + 32) // 256) - 1  # beyond the first block of positions, which each timing has in it
+    blocks = -(-(prompt_tokens + OUTPUT_TOKENS // 2) // 256) - 1  # beyond the first one, which each timing has in it
     kv_s = blocks * 256 * model.layers[0].kv.bytes_per_token("f16") / KV_BYTES_PER_S
     decode = [INSIDE_S + (2 * LAYER_S + kv_s) * per_stage for _ in range(stages)]
     decode[-1] += HEAD_S
@@ -87,7 +87,15 @@ def _run(model: ModelDescription, stages: int, prompt_tokens: int = PROMPT_TOKEN
 
 def _runs(model: ModelDescription) -> Runs:
     one, two = _run(model, 1), _run(model, 2)
-    return Runs(one=one, far=_run(model, 1, LONG_PROMPT_TOKENS), two=two, pair=two)
+    drifts = (0.9, 1.0, 1.3)  # the machine is faster and slower in turns
+    return Runs(
+        one=one,
+        far=_run(model, 1, LONG_PROMPT_TOKENS),
+        two=two,
+        pair=two,
+        inside_s=tuple(drift * (sum(two.decode_s) - one.decode_s[0]) for drift in drifts),
+        beside_s=tuple((two.gap_s - sum(two.decode_s)) * drift - (one.gap_s - one.decode_s[0]) * drift for drift in drifts),
+    )
 
 
 @pytest.fixture(name="known")

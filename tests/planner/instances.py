@@ -92,10 +92,16 @@ class BruteForce:
                     edges = (0, *cuts, layers)
                     yield tuple((u, edges[i], edges[i + 1]) for i, u in enumerate(order))
 
-    def bytes_of(self, start: int, end: int) -> float:
+    def bytes_of(self, unit: int, start: int, end: int) -> float:
         if (start, end) not in self.sizes:
             self.sizes[start, end] = self._bytes_of(start, end)
-        return self.sizes[start, end]
+        return self.sizes[start, end] - self._in_host_memory(unit, start, end)
+
+    def _in_host_memory(self, unit: int, start: int, end: int) -> float:
+        """A card does not hold the token embedding, unless it is the head as well."""
+        is_head = self.model.tied_embeddings and end == self.model.num_layers
+        own_memory = self.places[unit][1].kind in ("cuda", "vulkan")
+        return sum(t.num_bytes for t in self.model.embedding) if own_memory and start == 0 and not is_head else 0.0
 
     def _bytes_of(self, start: int, end: int) -> float:
         work, model = self.work, self.model
@@ -131,7 +137,7 @@ class BruteForce:
         return (link.latency_s.value if latency else 0.0) + c.message_overhead_s + size / link.bytes_per_s.value
 
     def value(self, stages: tuple[tuple[int, int, int], ...]) -> float:
-        if any(round(self.bytes_of(s, e)) > self.places[u][1].memory_bytes for u, s, e in stages):
+        if any(round(self.bytes_of(u, s, e)) > self.places[u][1].memory_bytes for u, s, e in stages):
             return math.inf
         work, kind, count = self.work, self.request.objective.kind, len(stages)
         users, output = work.num_users, work.output_tokens

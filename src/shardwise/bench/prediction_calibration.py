@@ -2,7 +2,7 @@
 
     probe of real layers and the head -> rates; short runs of one and two stages on loopback -> `RuntimeCosts`; pings -> links
 
-The short runs have prompts of 300 and 1,000 tokens, which no cell has; what can be told from one stage is told from one stage.
+The short runs have prompts of 300 and 900 tokens, which no cell has; what can be told from one stage is told from one stage.
 **Fails with** the errors of the probe and of deployments. **Called by** `prediction_matrix`.
 """
 
@@ -88,7 +88,7 @@ def fit(model: ModelDescription, scenario: Scenario, node: NodeProfile, links: d
     one, two, pair = runs.one, runs.two, runs.pair
     link = links["loopback"]
     cost = _cost_model(model, node, link, one.prompt_tokens)
-    inside_s = min(max(0.0, sum(two.decode_s) - one.decode_s[0]), one.decode_s[0] / 10)
+    inside_s = min(max(0.0, statistics.median(runs.inside_s)), one.decode_s[0] / 10)
     beyond_layers_s = inside_s + head_s(model, cost.unit(MACHINE, "cpu").device, 1)
     node = _scaled(
         node,
@@ -98,8 +98,7 @@ def fit(model: ModelDescription, scenario: Scenario, node: NodeProfile, links: d
         _scales(model, node, link, runs, (one.prefill_s[0], runs.far.prefill_s[0]), decode=False),
     )
     beside_one = one.gap_s - one.decode_s[0]
-    beside_two = two.gap_s - sum(two.decode_s) - 2 * link.latency_s.value
-    step_s = max(_LEAST_S, beside_two - beside_one)
+    step_s = max(_LEAST_S, statistics.median(runs.beside_s) - 2 * link.latency_s.value)
     sample_s = max(_LEAST_S, beside_one - step_s)
     costs = RuntimeCosts(
         step_overhead_s=inside_s + step_s,

@@ -2,7 +2,7 @@
 
     launch_local x 2 -> requests in turns -> Stats of the stages, gaps of the user, processor time -> `Runs`
 
-Prompts have 300 and 1,000 tokens, which no cell of the matrix has. **Fails with** the errors of deployments, `ReplyTimeout`
+Prompts have 300 and 900 tokens, which no cell of the matrix has. **Fails with** the errors of deployments, `ReplyTimeout`
 where a run does not end. **Called by** `prediction_calibration`.
 """
 
@@ -24,8 +24,8 @@ from shardwise.records import Record
 from shardwise.session.request import GenerationRequest
 from shardwise.transport.messages import Stats
 
-PROMPT_TOKENS, LONG_PROMPT_TOKENS, OUTPUT_TOKENS = 300, 1000, 64
-REPETITIONS = 3
+PROMPT_TOKENS, LONG_PROMPT_TOKENS, OUTPUT_TOKENS = 300, 900, 48
+REPETITIONS = 5
 _P95_NORMAL = 1.645
 _TIMEOUT_S = 300.0
 
@@ -54,6 +54,8 @@ class Runs(Record):
     far: RunFigures  # one stage, long prompt
     two: RunFigures
     pair: RunFigures  # two stages, two users
+    inside_s: tuple[float, ...]  # per repetition: how much longer two stages compute than the one measured just before
+    beside_s: tuple[float, ...]  # the same for what a token takes beside computing, hops and all
 
 
 def short_runs(model: ModelDescription, scenario: Scenario) -> Runs:
@@ -65,17 +67,19 @@ def short_runs(model: ModelDescription, scenario: Scenario) -> Runs:
         "probe_interval_s": 0.0,
     }
     with launch_local(model, num_stages=1, **options) as single, launch_local(model, num_stages=2, **options) as double:
-        loads = [
-            _ShortRun(single, PROMPT_TOKENS, 1),
-            _ShortRun(single, LONG_PROMPT_TOKENS, 1),
-            _ShortRun(double, PROMPT_TOKENS, 1),
-            _ShortRun(double, PROMPT_TOKENS, 2),
-        ]
+        one, two = _ShortRun(single, PROMPT_TOKENS, 1), _ShortRun(double, PROMPT_TOKENS, 1)
+        far, pair = _ShortRun(single, LONG_PROMPT_TOKENS, 1), _ShortRun(double, PROMPT_TOKENS, 2)
         for _ in range(REPETITIONS):
-            for load in loads:
+            for load in (one, two, far, pair):
                 load.repeat()
-        one, far, two, pair = (load.figures() for load in loads)
-    return Runs(one=one, far=far, two=two, pair=pair)
+        return Runs(
+            one=one.figures(),
+            far=far.figures(),
+            two=two.figures(),
+            pair=pair.figures(),
+            inside_s=tuple(b[0] - a[0] for a, b in zip(one.steps_s, two.steps_s)),
+            beside_s=tuple(b[1] - a[1] for a, b in zip(one.steps_s, two.steps_s)),
+        )
 
 
 class _ShortRun:
@@ -89,6 +93,7 @@ class _ShortRun:
         self._driver_s: list[float] = []
         self._stats: list[list[Stats]] = []
         self._beside_s: list[list[float]] = []
+        self.steps_s: list[tuple[float, float]] = []  # per repetition: computing of a token in all stages, and the rest of it
         _ask(deployment, prompt_tokens, users, 4)
 
     def repeat(self) -> None:
@@ -102,7 +107,10 @@ class _ShortRun:
         stats = self._deployment.stats()
         self._beside_s.append([spent_s - s.prefill.total - s.decode.total for spent_s, s in zip(used_s, stats)])
         self._stats.append(stats)
-        self._gaps_s += [b - a for run in done for a, b in zip(run.arrived_s[1:], run.arrived_s[2:])]
+        gaps_s = [b - a for run in done for a, b in zip(run.arrived_s[1:], run.arrived_s[2:])]
+        computing_s = sum(s.decode.p50 for s in stats)
+        self.steps_s.append((computing_s, quantile(gaps_s, 0.5) - computing_s))
+        self._gaps_s += gaps_s
         self._first_s.append(min(run.arrived_s[0] - run.started_s for run in done))
 
     def figures(self) -> RunFigures:

@@ -14,6 +14,7 @@ from shardwise.model.description import ModelDescription
 from shardwise.planner.cost_rates import RuntimeCosts
 from shardwise.planner.types import Workload
 
+HOST_EMBEDDING = ("cuda", "vulkan")  # devices with memory of their own: llama.cpp looks embeddings up in the host's
 KV_PADDING_TOKENS = 256  # llama.cpp pads the context of its KV cache to this
 DEFAULT_DISK_BYTES_PER_S = 0.5e9  # a SATA disk, where the cluster file says nothing
 
@@ -71,12 +72,18 @@ def rank_memory(
     *,
     share: float = 1.0,
     sessions: int | None = None,
+    device_kind: str = "cpu",
 ) -> RankMemory:
-    """Bytes of a rank that holds `share` of the layers [start, end) and KV for `sessions` (default: every user)."""
+    """Bytes of a rank that holds `share` of the layers [start, end) and KV for `sessions` (default: every user).
+
+    On a device with memory of its own the token embedding does not count, unless it is the head too.
+    """
     users = workload.num_users if sessions is None else sessions
     kv = sum(layer_kv_bytes(model, index, workload, users) for index in range(start, end))
     buffers = workspace_bytes(model, workload, costs, last=end == model.num_layers)
     weights = model.stage_weight_bytes(start, end)
+    if device_kind in HOST_EMBEDDING:
+        weights -= mapped_bytes(model, start, end)
     return RankMemory(round(weights * share), round(kv * share), buffers)
 
 

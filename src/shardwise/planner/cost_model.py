@@ -110,7 +110,8 @@ class CostModel:
 
     def whole_rank(self, unit: Unit, start: int, end: int, *, sessions: int | None = None) -> RankAssignment:
         """A rank that holds the layers [start, end) alone."""
-        memory = rank_memory(self.model, start, end, self.workload, self.costs, sessions=sessions)
+        kind = unit.device.kind
+        memory = rank_memory(self.model, start, end, self.workload, self.costs, sessions=sessions, device_kind=kind)
         return RankAssignment(
             node=unit.node.name,
             device=unit.device_name,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwise.planner.cost_compute import StepShape
 from shardwise.planner.cost_links import activation_bytes, cold_start_s, message_overhead_s, token_bytes, transfer_s
-from shardwise.planner.cost_memory import mapped_bytes
+from shardwise.planner.cost_memory import HOST_EMBEDDING, mapped_bytes
 from shardwise.planner.cost_model import DEFAULT_COSTS, CostModel
 from shardwise.planner.cost_pipeline import (
     batch_rows,
@@ -151,6 +151,12 @@ class _Run:
         hops = self.timing.hops if len(self.pipeline) > 1 else []
         return sum(self.step_s) + sum(h.base_s + h.row_s + h.latency_s for h in hops)
 
+    def mapped_bytes(self, stage: StageAssignment) -> int:
+        """Of what was counted: bytes that stay on disk."""
+        lead = stage.ranks[0]
+        counted = len(stage.ranks) > 1 or self.model.unit(lead.node, lead.device).device.kind not in HOST_EMBEDDING
+        return mapped_bytes(self.model.model, *stage.layers) if counted else 0
+
     def stages(self) -> tuple[StagePrediction, ...]:
         """Per stage, under the names of `run --json`."""
         out = []
@@ -164,7 +170,7 @@ class _Run:
                     layers=stage.layers,
                     weight_bytes=sum(r.weight_bytes for r in ranks),
                     kv_bytes=sum(r.kv_bytes for r in ranks),
-                    peak_memory_bytes=sum(r.total_bytes for r in ranks) - mapped_bytes(self.model.model, *stage.layers),
+                    peak_memory_bytes=sum(r.total_bytes for r in ranks) - self.mapped_bytes(stage),
                     compute_s=StageCompute(
                         prefill_total=sum(self.timing.chunk_s[index]),
                         decode_p50=quantile(steps, 0.5) if steps else self.step_s[index],

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.planner.cost_links import activation_bytes, occupancy_s, token_bytes, transfer_s
-from shardwise.planner.cost_memory import layer_kv_bytes, workspace_bytes
+from shardwise.planner.cost_memory import HOST_EMBEDDING, layer_kv_bytes, workspace_bytes
 from shardwise.planner.cost_model import CostModel
 from shardwise.planner.cuts import boundaries
 from shardwise.planner.objective import Form
@@ -162,7 +162,7 @@ def _stage_cost(model: CostModel, form: Form, units: list[Unit], which: str) -> 
     return out
 
 
-def _size(model: CostModel, num_units: int, sessions: int | None) -> StageCost:
+def _size(model: CostModel, units: list[Unit], sessions: int | None) -> StageCost:
     description, workload = model.model, model.workload
     users = workload.num_users if sessions is None else sessions
     layers = description.num_layers
@@ -176,10 +176,10 @@ def _size(model: CostModel, num_units: int, sessions: int | None) -> StageCost:
     last = float(description.head_bytes + logits)
     # Half a byte: bytes are rounded per rank, sums of fractional KV are not.
     return StageCost(
-        np.tile(prefix, (num_units, 1)),
-        np.full(num_units, float(base) - 0.5),
-        np.full(num_units, first),
-        np.full(num_units, last),
+        np.tile(prefix, (len(units), 1)),
+        np.full(len(units), float(base) - 0.5),
+        np.array([0.0 if unit.device.kind in HOST_EMBEDDING else first for unit in units]),
+        np.full(len(units), last),
     )
 
 
@@ -223,7 +223,7 @@ def build_problem(
         num_layers=len(boundaries(model.model)) - 1,
         add=_stage_cost(model, form, chosen, "add"),
         peak=_stage_cost(model, form, chosen, "peak"),
-        size=_size(model, len(chosen), sessions),
+        size=_size(model, chosen, sessions),
         whole_bytes=np.array(whole),
         limit_bytes=np.array([float(model.memory_limit_bytes(u)) for u in chosen]),
         hop_add=hop_add,
