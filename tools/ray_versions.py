@@ -16,7 +16,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("SHARDWISE_CACHE", Path.home() / ".cache" / "shardwise")) / "ray-versions"
-TESTS = ("tests/cluster/test_ray_engine.py", "tests/cluster/test_lifecycle.py")  # token, attach, place, kill, restart
+LIFE = "tests/cluster/test_lifecycle.py::test_"
+TESTS = (  # start with a token, attach, place, kill, restart
+    "tests/cluster/test_ray_engine.py",
+    f"{LIFE}both_are_ready_and_every_file_is_private",
+    f"{LIFE}a_killed_raylet_comes_back_by_itself",
+    f"{LIFE}a_killed_daemon_takes_everything_along_and_starts_again",
+)
 MARKS = "not bench"  # the long ones too
 
 
