@@ -24,8 +24,8 @@ SIGNALS = {"kill": signal.SIGKILL, "restart": signal.SIGTERM}
 
 
 def make_home() -> Lab:
-    """Three hosts whose cables can be cut, slowed and delayed, and whose processors can be slowed."""
-    return Lab([Host.on("ethernet_1g", name, relay=True, brakes=True) for name in HOSTS])
+    """Three hosts whose cables can be cut, slowed and delayed, also towards the driver, and whose processors can be slowed."""
+    return Lab([Host.on("ethernet_1g", name, relay=True, brakes=True) for name in HOSTS], shaped_operator=True)
 
 
 def launch_at_home(home: Lab, model: Path, **settings: object) -> Deployment:

@@ -225,7 +225,7 @@ class StageWorker:
             self._report(error, 0, 0)
             return
         row = 0
-        for segment, visits in itertools.zip_longest(step.segments, step.visits[: len(step.segments)], fillvalue=()):
+        for segment, visits in zip(step.segments, itertools.chain(step.visits, itertools.repeat(()))):
             x_TH = rows_TH[row : row + segment.num_tokens]
             row += segment.num_tokens
             self.enqueue(Item(segment, x_TH, (), now_s, visits, envelope.peer))

@@ -61,10 +61,13 @@ class RunningHost(Record):
 class Lab:
     """See the module's docstring. `links` adds to single paths; `seed` fixes every draw of the relay."""
 
-    def __init__(self, hosts: Iterable[Host | str], links: Sequence[Link] = (), *, seed: int = 0) -> None:
+    def __init__(
+        self, hosts: Iterable[Host | str], links: Sequence[Link] = (), *, seed: int = 0, shaped_operator: bool = False
+    ) -> None:
+        """`shaped_operator`: what goes between this machine and a relayed host passes the host's access link too."""
         self._plan = host_list(hosts)
         self._links = link_list(links, self._plan)
-        self._seed = seed
+        self._seed, self._shaped_operator = seed, shaped_operator
         self._state: LabState | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._wire: subprocess.Popen[bytes] | None = None
@@ -279,6 +282,7 @@ class Lab:
             hosts=hosts,
             links=[(link.source, link.target, link.shape) for link in self._links],
             seed=self._seed,
+            shaped_operator=self._shaped_operator,
             overhead_s=RELAY_OVERHEAD_S,
         )
         self._wire = self._module("shardwise.bench.lab.wire", stdout=subprocess.PIPE)

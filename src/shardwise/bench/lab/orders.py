@@ -26,6 +26,7 @@ class WireConfig(Record):
     hosts: list[WireHost]
     links: list[tuple[str, str, LinkShape]] = []
     seed: int = 0
+    shaped_operator: bool = False  # also what goes to and from this machine passes a host's access link
     overhead_s: float = 0.0  # what the relay itself costs a frame, taken off each delay
 
 

@@ -20,8 +20,9 @@ _BROADCAST_BIT = 1
 class Switch:
     """`ports` maps the Ethernet address of every host to its port; several addresses may share the trunk."""
 
-    def __init__(self, ports: dict[bytes, tuple[str, str]], *, seed: int = 0) -> None:
-        # address -> (host name, port name); the host name finds the link a-b
+    def __init__(self, ports: dict[bytes, tuple[str, str]], *, seed: int = 0, shaped_operator: bool = False) -> None:
+        # address -> (host name, port name); the host name finds the link a-b. The operator (this machine) has none.
+        self._shaped_operator = shaped_operator
         self._ports = ports
         self._seed = seed
         self._models: dict[tuple[str, str], LinkModel] = {}
@@ -76,7 +77,11 @@ class Switch:
             self.num_dropped += 1
             return
         get = self._models.get
-        chain = [get((source, "up")), get((source, target)), get((target, "down"))] if source and target else []
+        chain = (
+            [get((source, "up")), get((source, target)), get((target, "down"))]
+            if self._shaped_operator or (source and target)
+            else []
+        )
         self._step(now_s, port, frame, [model for model in chain if model])
 
     def _step(self, at_s: float, port: str, frame: bytes, rest: list[LinkModel]) -> None:

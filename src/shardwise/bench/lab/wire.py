@@ -54,7 +54,7 @@ class Wire:
         ports = {
             bytes.fromhex(host.mac.replace(":", "")): (host.name, host.name if host.netns else TRUNK) for host in config.hosts
         }
-        self.switch = Switch(ports, seed=config.seed)
+        self.switch = Switch(ports, seed=config.seed, shaped_operator=config.shaped_operator)
         for host in relayed:
             self.switch.set_link((host.name, "up"), host.up)
             self.switch.set_link((host.name, "down"), host.down)
