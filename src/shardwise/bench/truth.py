@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 from shardwise.bench.deployment_runner import DeploymentRunner
@@ -20,7 +19,7 @@ from shardwise.errors import StageCrashed
 from shardwise.records import Record, replace
 
 TOLERANCE = 0.15
-LINK_S, SPEED = 3e-3, 0.5
+LINK_S, SPEED, COPY_BYTES = 3e-3, 0.5, 2**20
 
 
 class Truth(Record):
@@ -47,17 +46,24 @@ class Truth(Record):
 def measure_truth(folder: Path, progress: Progress, *, repetitions: int = 3) -> tuple[ResultFile, list[Truth]]:
     """Run the scenario into `folder` and judge it."""
     scenario = replace(load_scenario("truth"), repetitions=repetitions)
-    with tempfile.TemporaryDirectory() as notes:
-        injected = Path(notes) / "copy"
-        path = str(Path(__file__).parent / "injection" / "copy")
-        prefix = ("env", f"PYTHONPATH={path}", f"SHARDWISE_INJECTED={injected}")
-        runner = DeploymentRunner(extra_prefix={("copy", "desktop"): prefix})
-        result = run_scenario(scenario, TrialStore(folder, scenario), {"shardwise": runner}, progress)
-        saved = folder / "injected_copy.json"
-        if injected.exists():
-            times = [value for line in injected.read_text().splitlines() for value in json.loads(line)]
-            saved.write_text(json.dumps(quantile(times, 0.5)))
-    return result, judge(result, float(json.loads(saved.read_text())) if saved.exists() else 0.0)
+    path = str(Path(__file__).parent / "injection" / "copy")
+    files = {network: folder / f"conversion-{network}.jsonl" for network in ("base", "copy")}
+    sizes = {"base": 0, "copy": COPY_BYTES}
+
+    def prefix(network: str) -> tuple[str, ...]:
+        file = files[network].resolve()
+        return ("env", f"PYTHONPATH={path}", f"SHARDWISE_INJECTED={file}", f"SHARDWISE_COPY_BYTES={sizes[network]}")
+
+    runner = DeploymentRunner(extra_prefix={(network, "desktop"): prefix(network) for network in files})
+    result = run_scenario(scenario, TrialStore(folder, scenario), {"shardwise": runner}, progress)
+    return result, judge(result, _median_s(files["copy"]) - _median_s(files["base"]))
+
+
+def _median_s(file: Path) -> float:
+    """Of all conversions that the injected code has timed."""
+    if not file.exists():
+        return 0.0
+    return quantile([value for line in file.read_text(encoding="utf-8").splitlines() for value in json.loads(line)], 0.5)
 
 
 def judge(result: ResultFile, copy_s: float) -> list[Truth]:
