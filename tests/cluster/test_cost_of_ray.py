@@ -12,11 +12,15 @@ import psutil
 import pytest
 
 from shardwise.bench.lab import Host, Lab, lab_unavailable
+from shardwise.clock import SystemClock
 from shardwise.cluster import LocalEngine, WorkerSpec, lifecycle
+from shardwise.cluster.following import FollowPolicy
 from shardwise.cluster.membership import Member, NodeState
 from shardwise.cluster.reconcile import AnyAction, Desired, DesiredWorker, Observed, StartWorker, next_actions
 from shardwise.cluster.state import StateDir
 from shardwise.deploy import Deployment, Placement, RunOptions, launch
+from shardwise.deploy.following import Follower
+from shardwise.deploy.on_cluster import ClusterMembers
 from tests.cluster.engine_contract import WORKER
 from tests.cluster.hosts import Hosts
 
@@ -53,6 +57,8 @@ def test_decoding_through_ray_costs_at_most_two_percent(home: Hosts) -> None:
         launch("sample", options, engine=ray, placements=places, driver_host=address) as on_ray,
         launch("sample", options, engine=LocalEngine(), placements=alone, driver_host=address) as local,
     ):
+        on_ray.follower = Follower(on_ray, ClusterMembers(home.state("desk")), FollowPolicy(), SystemClock())  # as on a cluster
+        on_ray.follower.start()
         for index in range(ROUNDS):
             first, second = (on_ray, local) if index % 2 else (local, on_ray)
             took = {first: decode_s(first), second: decode_s(second)}

@@ -15,12 +15,14 @@ from shardwise.deploy.following import Follower
 from shardwise.errors import ConnectFailed
 from shardwise.machines import load_cluster
 from shardwise.machines.profile import ClusterProfile
+from shardwise.session.recovery import RecoveryPolicy
 from tests.cluster.test_following import member
 from tests.cluster.waiting import wait_until
 from tests.deploy.faults import Watched, request, undisturbed
 from tests.deploy.test_changes import Nodes
 
 MIB = 2**20
+NO_REPLICAS = RecoveryPolicy()
 NODE = '[[node]]\nname = "{}"\nmemory = "2 GiB"\nmemory_bandwidth = "{} GB/s"\ncompute = "{} TFLOP/s"\n'
 LINKS = '[defaults.link]\nbandwidth = "1 Gbit/s"\nlatency = "0.3 ms"\n'
 SLOW = NODE.format("desktop", 5, 0.05) + NODE.format("laptop", 5, 0.05)
@@ -46,10 +48,10 @@ class SomeMembers:
 class Following:
     """A deployment on two of three nodes, and its follower."""
 
-    def __init__(self, sample: Path) -> None:
+    def __init__(self, sample: Path, recovery: RecoveryPolicy = NO_REPLICAS) -> None:
         self.engine, self.members = Nodes(), SomeMembers()
         self.engine.gone.add("nas")
-        options = RunOptions(num_stages=2, context_tokens=512, deterministic=True)
+        options = RunOptions(num_stages=2, context_tokens=512, deterministic=True, recovery=recovery)
         places = [Placement(node="desktop"), Placement(node="laptop")]
         self.deployment = launch(sample, options, engine=self.engine, placements=places)
 
@@ -152,3 +154,16 @@ def test_where_no_node_has_room_for_a_stage_the_split_changes(following: Followi
     following.members.states["nas"] = NodeState.SUSPECT  # one fewer: another situation, tried at once
     wait_until(lambda: not deployment.works_on("desktop"), 30, "then it moved")
     assert len(list(deployment.generate("Hello", max_tokens=3, ignore_eos=True))) == 3
+
+
+def test_replicas_leave_too(sample_gguf: Path) -> None:
+    following = Following(sample_gguf, RecoveryPolicy(replicate="standby"))
+    with following.deployment as deployment:
+        following.join("nas")
+        following.members.states["laptop"] = NodeState.DRAINING
+        following.follow(FollowPolicy())
+        wait_until(lambda: any("nothing runs" in note.text for note in deployment.notes), 30, "it is empty")
+        assert not deployment.works_on("laptop")
+        assert {status.node for status in following.engine.statuses()} == {"desktop", "nas"}
+        wait_until(lambda: len(deployment.driver.peers.replicas) == 2, 30, "replicas stand by again")
+        assert len(list(deployment.generate("Hello", max_tokens=3, ignore_eos=True))) == 3

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,12 @@ def home(tmp_path: Path) -> Iterator[ThreeHosts]:
             home.end()
 
 
+def picture(home: ThreeHosts, url: str, key: str) -> Any:
+    """What the dashboard shows."""
+    request = f"r.Request({url + '/api/status'!r}, headers={{'Authorization': 'Bearer {key}'}})"
+    return json.loads(home.python("client", "-c", f"import urllib.request as r; print(r.urlopen({request}).read().decode())"))
+
+
 def test_a_host_joins_and_leaves_while_a_client_streams(home: ThreeHosts) -> None:
     key_file, end_file, cluster_file = home.folder / "keys.json", home.folder / "end", home.folder / "home.toml"
     key, url = new_key(key_file, "client"), f"http://{home.lab.address('desk')}:8000"
@@ -62,6 +69,9 @@ def test_a_host_joins_and_leaves_while_a_client_streams(home: ThreeHosts) -> Non
                 line = home.run("desk", "cluster", "invite")["join"]
                 home.paste("pi", line, "--name", "pi")
                 wait_until(lambda: "moved to pi" in log.read_text(), 60, "the new host serves")
+                shown = picture(home, url, key)
+                assert any("moving: another plan with pi" in event["text"] for event in shown["events"])
+                assert {node["name"]: 0 < node["capacity_bytes"] < 2 * GIB for node in shown["nodes"]} == {"pi": True}
                 left = home.run("pi", "cluster", "leave", "--drain", "--wait", "60")
                 assert left == {"left": True, "workers_ended": 0}
                 end_file.touch()
