@@ -171,7 +171,13 @@ def test_top_in_a_real_terminal(server: Running, rows: int, columns: int) -> Non
     }
     address = server.url.removeprefix("http://")
     process = subprocess.Popen(
-        [*PROGRAM, "top", address, "--interval", "0.3"], stdin=other, stdout=other, stderr=other, env=env, start_new_session=True
+        [*PROGRAM, "top", address, "--interval", "0.3"],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        env=env,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored where tests run in the background
     )
     seen = b""
 

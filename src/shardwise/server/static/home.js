@@ -27,7 +27,7 @@ const used = (group) => group.stages.reduce((sum, stage) => sum + stage.weight_b
 
 function strip(picture) {
   const total = picture.model.num_layers;
-  return h("div", { class: "strip", role: "img", "aria-label": `${total} layers over ${picture.stages.length} stages` },
+  return h("div", { class: picture.stages.length > 4 ? "strip many" : "strip", role: "img", "aria-label": `${total} layers over ${picture.stages.length} stages` },
     picture.stages.map((stage, index) => h("span", { class: stage.state === "gone" ? "gone" : null, style: { flex: String(stage.layers[1] - stage.layers[0]) },
       title: layers(stage.layers) }, index ? `${stage.layers[0]}–${stage.layers[1] - 1}` : layers(stage.layers))));
 }
