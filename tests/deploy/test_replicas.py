@@ -42,6 +42,9 @@ def test_replicas_take_over(sample_gguf: Path, replicate: str, limit_s: float) -
 def test_a_replica_that_dies_is_started_again(sample_gguf: Path) -> None:
     policy = RecoveryPolicy(replicate="standby")
     with launch_local(sample_gguf, num_stages=2, context_tokens=512, recovery=policy) as built:
+        for stage, replica in built.driver.peers.replicas.items():  # what a policy is said to cost: each stage once more
+            first = built.driver.peers.ready[stage]
+            assert (replica.weight_bytes, replica.kv_bytes) == (first.weight_bytes, first.kv_bytes)
         dead = built.driver.peers.replicas[1].pid
         os.kill(dead, signal.SIGKILL)
         eventually(lambda: built.driver.peers.replicas[1].pid != dead, "a new replica")
