@@ -12,12 +12,29 @@ import pytest
 
 from shardwise.clock import SystemClock
 from shardwise.cluster.scheduling import UNKNOWN, Scheduling, scheduling_of
-from shardwise.deploy.liveness import SILENT_AFTER_S, STARVED_CAP_S, Starvation, judge
+from shardwise.deploy.liveness import CUT_OFF_CAP_S, SILENT_AFTER_S, STARVED_CAP_S, Starvation, is_cut_off, judge
 from shardwise.session.recovery import Cause
 from shardwise.session.step_history import LEAST_STEPS, StepHistory
 from tests.deploy.faults import eventually
 
 STOPPED, BLOCKED = Scheduling(state="stopped"), Scheduling(state="blocked")
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "nodes", "causes", "expected"),
+    [
+        ((1.6, 1.4, 1.5), ("a", "b", "c"), (Cause.SILENT, Cause.SILENT), True),
+        ((1.6, 0.1, 1.5), ("a", "b", "c"), (Cause.SILENT, Cause.SILENT), False),  # one is heard: the others are lost
+        ((1.6, 1.5), ("a", "a"), (Cause.SILENT,), False),  # one machine: it may be the one that is cut off
+        ((1.6,), ("a",), (Cause.SILENT,), False),
+        ((1.6, 1.5), ("a", "b"), (Cause.STOPPED, Cause.SILENT), False),  # their system knows better
+        ((CUT_OFF_CAP_S + 0.1, CUT_OFF_CAP_S), ("a", "b"), (Cause.SILENT,), False),  # nobody is waited for longer
+    ],
+)
+def test_whether_this_side_is_cut_off(
+    silent_s: tuple[float, ...], nodes: tuple[str, ...], causes: tuple[Cause, ...], expected: bool
+) -> None:
+    assert is_cut_off(dict(enumerate(silent_s)), nodes, causes) is expected
 
 
 def test_silence_alone() -> None:

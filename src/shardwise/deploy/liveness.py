@@ -9,6 +9,8 @@
 - *starved*: it is silent, but it was ready to run and got no processor for most of the last moments, or it waits for a disk that
   cannot be interrupted. It is waited for, up to `STARVED_CAP_S`.
 - *silent*: everything else, after `SILENT_AFTER_S`.
+- *cut off*: every stage fell silent, on more than one machine: it is the driver that nothing reaches. Restarts would reach nobody
+  either, while the stages go on among themselves; it is waited for, up to `CUT_OFF_CAP_S`.
 
 **Called by** the supervisor, for each stage that has missed a beat.
 """
@@ -16,6 +18,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Mapping
 
 from shardwise.cluster.scheduling import Scheduling
 from shardwise.records import Record
@@ -24,6 +27,7 @@ from shardwise.session.recovery import Cause
 BEAT_MISSED_S = 0.35  # a beat comes every quarter of a second
 OVERDUE_SILENT_S = 0.7  # at least two beats are missing, on a link that loses one in fifty
 SILENT_AFTER_S = 1.5
+CUT_OFF_CAP_S = 15.0  # TCP tries again 6.2 and 12.6 s after a cut began
 STARVED_CAP_S = 12.0  # nobody is waited for longer, however starved
 STARVED_SHARE = 0.5  # of the last moments, ready to run without a processor
 _HARDLY_RAN = 0.02  # of the window
@@ -90,3 +94,9 @@ def judge(
     if silent_s > SILENT_AFTER_S + patience_s:
         return Verdict(cause=Cause.SILENT, what=f"no heartbeat for {silent_s:.1f} s")
     return None
+
+
+def is_cut_off(silent_s: Mapping[int, float], nodes: Collection[str], causes: Collection[Cause]) -> bool:
+    """Whether it is this side that hears nothing. `silent_s` of every stage, `nodes` they are on, `causes` of the verdicts."""
+    everywhere = len(set(nodes)) > 1 and min(silent_s.values()) >= BEAT_MISSED_S
+    return everywhere and max(silent_s.values()) <= CUT_OFF_CAP_S and set(causes) == {Cause.SILENT}

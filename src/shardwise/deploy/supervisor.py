@@ -17,7 +17,7 @@ from typing import Protocol
 
 from shardwise.clock import Clock
 from shardwise.cluster.engine import ClusterEngine
-from shardwise.deploy.liveness import BEAT_MISSED_S, Starvation, judge
+from shardwise.deploy.liveness import BEAT_MISSED_S, Starvation, is_cut_off, judge
 from shardwise.errors import CompatibilityError, CorruptWeightsError, ReplyTimeout, SessionLost, ShardwiseError
 from shardwise.records import replace
 from shardwise.session.driver import Driver
@@ -96,6 +96,7 @@ class Supervisor:
         self._faults: list[Fault] = []
         self._faults_lock = threading.Lock()
         self._stuck_looks, self._lag_s = 0, 0.0
+        self._cut_off = False
         self._last_progress: object = None
         self._next_look_s = self._next_stats_s = self._next_replica_look_s = 0.0
         self.incidents: list[Incident] = []
@@ -182,7 +183,8 @@ class Supervisor:
             return told
         if not self._driver.connected:
             return None
-        return self._find_silent(stages) or self._find_stuck(self._clock.now_s())
+        silent = self._find_silent(stages)
+        return silent if silent is not None or self._cut_off else self._find_stuck(self._clock.now_s())
 
     def _find_told(self) -> Fault | None:
         """What workers reported; what explains most comes first."""
@@ -209,13 +211,25 @@ class Supervisor:
     def _find_silent(self, stages: Iterable[int]) -> Fault | None:
         """Silence counts up to the moment at which the driver last looked: its own pauses are nobody's fault."""
         looked_s = self._driver.looked_s
-        for stage in stages:
-            silent_s = looked_s - self._driver.heard_s.get(stage, looked_s)
-            if silent_s < BEAT_MISSED_S:
+        silent_s = {stage: looked_s - self._driver.heard_s.get(stage, looked_s) for stage in stages}
+        faults = []
+        for stage, silence_s in silent_s.items():
+            if silence_s < BEAT_MISSED_S:
                 self._starvation.pop(stage, None)
-            elif (fault := self._judge(stage, silent_s, looked_s)) is not None:
-                return fault
-        return None
+            elif (fault := self._judge(stage, silence_s, looked_s)) is not None:
+                faults.append(fault)
+        self._cut_off = len(faults) > 0 and self._is_cut_off(silent_s, faults)
+        return faults[0] if faults and not self._cut_off else None
+
+    def _is_cut_off(self, silent_s: dict[int, float], faults: list[Fault]) -> bool:
+        """Every stage fell silent at once: this side is cut off, and restarts would reach nobody."""
+        if len(silent_s) < self._driver.num_stages:
+            return False
+        nodes = [self._engine.status(self._restarter.worker_name(stage)).node for stage in silent_s]
+        cut_off = is_cut_off(silent_s, nodes, [fault.cause for fault in faults])
+        if cut_off and not self._cut_off:
+            self.on_change(f"nothing is heard of any stage for {max(silent_s.values()):.1f} s: waiting for the network")
+        return cut_off
 
     def _judge(self, stage: int, silent_s: float, now_s: float) -> Fault | None:
         """One stage that has missed a beat: lost, or worth waiting for."""

@@ -23,7 +23,7 @@ import msgspec
 from shardwise.errors import ProtocolMismatch, ShardwiseError
 from shardwise.records import Record
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_HEADER_BYTES = 8 * 2**20  # a prompt of a million tokens fits
 MAX_PAYLOAD_BYTES = 2**30
 MAX_SEGMENTS = 4096

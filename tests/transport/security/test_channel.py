@@ -15,7 +15,7 @@ from shardwise.records import replace
 from shardwise.transport import handshake
 from shardwise.transport.channel import DRIVER, Envelope, Inbox, Outbox
 from shardwise.transport.handshake import Hello
-from shardwise.transport.messages import Ping, encode
+from shardwise.transport.messages import PROTOCOL_VERSION, Ping, encode
 from shardwise.transport.security import MAX_FRAME_BYTES, AllowList, Authenticator, NodeKeys, secure_client
 from tests.transport.security.test_handshake import OWN, mutate
 
@@ -138,7 +138,7 @@ def test_without_a_hello_nothing_is_read(door: Door) -> None:
     assert door.next() is not None
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1])
 def test_other_versions_get_an_answer_with_both_values(door: Door, version: int) -> None:
     outbox = door.outbox("driver")
     answer(outbox, door)
@@ -146,7 +146,7 @@ def test_other_versions_get_an_answer_with_both_values(door: Door, version: int)
     outbox.welcomed = False
     outbox.socket.send(msgspec.msgpack.encode(old))
     assert door.next(0.3) is None
-    with pytest.raises(CompatibilityError, match=f"the peer has 1, here it is {version}"):
+    with pytest.raises(CompatibilityError, match=f"the peer has {PROTOCOL_VERSION}, here it is {version}"):
         outbox.receive()
 
 

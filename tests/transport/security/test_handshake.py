@@ -21,6 +21,7 @@ from shardwise.transport.handshake import (
     read_hello,
     read_reply,
 )
+from shardwise.transport.messages import PROTOCOL_VERSION
 
 OWN = Hello(
     deployment="home",
@@ -106,14 +107,14 @@ def test_epochs_fence_both_ways() -> None:
     assert newer.differences[0].hint == HINT_OWN_STALE
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, -5])
+@pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1, 99, -5])
 def test_older_and_newer_protocols_are_named_even_with_unknown_fields(version: int) -> None:
     data = msgspec.msgpack.encode({"t": "hello", "protocol_version": version, "something_new": [1, 2], "layers": "all"})
     reply = read_hello(data)
     assert isinstance(reply, Refused)
     error = reply.error()
     assert isinstance(error, ProtocolMismatch)
-    assert f"the peer has {version}, here it is 1" in str(error)
+    assert f"the peer has {version}, here it is {PROTOCOL_VERSION}" in str(error)
 
 
 def test_hello_round_trip() -> None:
@@ -132,8 +133,8 @@ def test_the_refused_side_sees_the_values_from_its_own_side() -> None:
 
 def test_welcome_round_trip_and_a_welcome_of_another_version() -> None:
     assert read_reply(encode(answer(OWN, OWN))).hello == OWN
-    data = msgspec.msgpack.encode({"t": "welcome", "protocol_version": 2, "news": True})
-    with pytest.raises(ProtocolMismatch, match="the peer has 2, here it is 1"):
+    data = msgspec.msgpack.encode({"t": "welcome", "protocol_version": PROTOCOL_VERSION + 1, "news": True})
+    with pytest.raises(ProtocolMismatch, match=f"the peer has {PROTOCOL_VERSION + 1}, here it is {PROTOCOL_VERSION}"):
         read_reply(data)
 
 

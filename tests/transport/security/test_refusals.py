@@ -22,11 +22,12 @@ from shardwise.stage.llama.library import build_identity
 from shardwise.stage.own_slice import SliceOrder, of_manifest
 from shardwise.transport.channel import Inbox
 from shardwise.transport.handshake import Hello
-from shardwise.transport.messages import Failure, Ready
+from shardwise.transport.messages import PROTOCOL_VERSION, Failure, Ready
 from shardwise.transport.security import AllowList, Authenticator, NodeKeys
 from tests.shards.conftest import write_tiny_model
 
-SETTINGS = ManifestSettings(protocol_version=1, wire_dtype="f32", context_tokens=128)
+NEXT = PROTOCOL_VERSION + 1
+SETTINGS = ManifestSettings(protocol_version=PROTOCOL_VERSION, wire_dtype="f32", context_tokens=128)
 EPOCH = 7
 
 
@@ -96,8 +97,13 @@ from shardwise.stage import own_slice, __main__ as worker
 sys.exit(worker.main())
 """
 PATCHES = {
-    "protocol_version older": ("own_slice.PROTOCOL_VERSION = 0", "protocol version", "0", "1"),
-    "protocol_version newer": ("own_slice.PROTOCOL_VERSION = 2", "protocol version", "2", "1"),
+    "protocol_version older": ("own_slice.PROTOCOL_VERSION = 0", "protocol version", "0", f"{PROTOCOL_VERSION}"),
+    "protocol_version newer": (
+        "own_slice.PROTOCOL_VERSION += 1",
+        "protocol version",
+        f"{PROTOCOL_VERSION + 1}",
+        f"{PROTOCOL_VERSION}",
+    ),
     "backend": (
         "from shardwise.stage.llama import library\nlibrary.build_identity = lambda: 'llama.cpp 0.3.1'",
         "backend build",

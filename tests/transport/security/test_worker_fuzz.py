@@ -23,6 +23,7 @@ from shardwise.shards.manifest import ManifestSettings
 from shardwise.shards.packing import pack_model
 from shardwise.transport.channel import DRIVER, Outbox
 from shardwise.transport.messages import (
+    PROTOCOL_VERSION,
     AnyMessage,
     CloseSession,
     Connect,
@@ -47,7 +48,7 @@ from tests.transport.security.test_handshake import mutate
 from tests.transport.security.test_refusals import Deployment, end, start
 
 ORDERS = (Shutdown, Connect, NewEpoch)  # what a driver may do to a worker: end it, rewire it
-SETTINGS = ManifestSettings(protocol_version=1, wire_dtype="f32", context_tokens=128)
+SETTINGS = ManifestSettings(protocol_version=PROTOCOL_VERSION, wire_dtype="f32", context_tokens=128)
 KINDS = [kind for kind in typing.get_args(AnyMessage) if kind not in ORDERS]
 SESSION = 4242
 NUMBERS = [0, 1, 2, 3, 5, 7, 64, 127, 128, 129, -1, -2, VOCAB - 1, VOCAB, 2**31 - 1, 2**31, 2**32, 2**63 - 1, -(2**63), 2**64 - 1]
