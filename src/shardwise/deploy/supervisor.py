@@ -17,7 +17,7 @@ from typing import Protocol
 
 from shardwise.clock import Clock
 from shardwise.cluster.engine import ClusterEngine
-from shardwise.deploy.liveness import BEAT_MISSED_S, Starvation, is_cut_off, judge
+from shardwise.deploy.liveness import BEAT_MISSED_S, CUT_OFF_CAP_S, Starvation, is_cut_off, judge
 from shardwise.errors import CompatibilityError, CorruptWeightsError, ReplyTimeout, SessionLost, ShardwiseError
 from shardwise.records import replace
 from shardwise.session.driver import Driver
@@ -28,6 +28,7 @@ from shardwise.transport.messages import ProgressRequest, StatsRequest
 WATCH_INTERVAL_S = 0.05
 LAST_WORD_S = 0.1  # a dying worker's own message may be on its way
 LAG_FACTOR, MOST_LAG_S = 4.0, 3.0  # where this process itself gets no processor, its neighbours on the machine do not either
+AFTER_CUT_S = 8.0  # TCP's next try after a cut of some seconds may be as many seconds away
 STUCK_AFTER_S = 3.0  # without a token, before the stages are asked where they stand
 STUCK_LOOKS = 3  # looks, one a second, without progress anywhere
 STATS_EVERY_S = 5.0  # while sessions run: the measured times that predictions come from
@@ -96,7 +97,7 @@ class Supervisor:
         self._faults: list[Fault] = []
         self._faults_lock = threading.Lock()
         self._stuck_looks, self._lag_s = 0, 0.0
-        self._cut_off = False
+        self._cut_off, self._patient_until_s = False, 0.0
         self._last_progress: object = None
         self._next_look_s = self._next_stats_s = self._next_replica_look_s = 0.0
         self.incidents: list[Incident] = []
@@ -219,6 +220,10 @@ class Supervisor:
             elif (fault := self._judge(stage, silence_s, looked_s)) is not None:
                 faults.append(fault)
         self._cut_off = len(faults) > 0 and self._is_cut_off(silent_s, faults)
+        if self._cut_off:
+            self._patient_until_s = looked_s + AFTER_CUT_S
+        elif looked_s < self._patient_until_s:  # connections come back one by one
+            faults = [f for f in faults if f.cause is not Cause.SILENT or f.silent_s > CUT_OFF_CAP_S]
         return faults[0] if faults and not self._cut_off else None
 
     def _is_cut_off(self, silent_s: dict[int, float], faults: list[Fault]) -> bool:
