@@ -431,9 +431,9 @@ class Driver:
             return
         self.last_token_s = self.clock.now_s()
         known, gap_s = len(session.recoveries), self.last_token_s - session.last_event_s
+        if self.journal is not None and session.journalled and session.is_due(sampled):  # before anybody sees it
+            self.journal.append(Generated(session=session.number, position=sampled.position, token=sampled.token))
         if session.accept(sampled, self.last_token_s):
-            if self.journal is not None and session.journalled:
-                self.journal.append(Generated(session=session.number, position=sampled.position, token=sampled.token))
             self.recoveries += session.recoveries[known:]
             if len(session.recoveries) == known and len(session.generated) > 1:
                 self.step_history.add(gap_s)

@@ -113,9 +113,13 @@ class Session:
             self.generated.append(token)
             self._text.feed(self._tokenizer.token_bytes(token))
 
+    def is_due(self, sampled: Sampled) -> bool:
+        """False for another epoch, a duplicate, or after the end."""
+        return not self.finished and sampled.epoch == self.epoch and sampled.position == self.next_position
+
     def accept(self, sampled: Sampled, now_s: float) -> bool:
-        """Take a token that is due and give it out; False for another epoch, a duplicate, or after the end."""
-        if self.finished or sampled.epoch != self.epoch or sampled.position != self.next_position:
+        """Take a token that is due and give it out; False where it is not."""
+        if not self.is_due(sampled):
             return False
         self.generated.append(sampled.token)
         self._end_stall(now_s)
