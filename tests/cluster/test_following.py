@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shardwise.cluster.following import (
     FollowPolicy,
     Watch,
+    after_planning,
     is_due,
-    judged,
     leaving_nodes,
     moved,
     noticed,
@@ -61,7 +61,7 @@ def test_machines_that_come_together_are_one_change() -> None:
     assert not is_due(watch, 4.9)
     watch = noticed(watch, ("desk", "nas"), 0, 4.9, POLICY)
     assert is_due(watch, 5.0)
-    watch, wanted = judged(watch, proposal(0.05), 5.0, POLICY)
+    watch, wanted = after_planning(watch, proposal(0.05), 5.0, POLICY)
     assert not wanted
     assert not is_due(noticed(watch, ("desk", "nas"), 0, 9.0, POLICY), 1e6)  # nothing new
     assert is_due(noticed(watch, ("desk", "nas"), 1, 9.0, POLICY), 12.0)  # measured again
@@ -70,19 +70,19 @@ def test_machines_that_come_together_are_one_change() -> None:
 @pytest.mark.parametrize(("auto", "gain", "expected"), [(True, 0.2, True), (True, 0.09, False), (False, 0.9, False)])
 def test_only_with_consent_and_gain(auto: bool, gain: float, expected: bool) -> None:
     policy = FollowPolicy(auto=auto)
-    assert judged(noticed(Watch(), ("a",), 0, 0.0, policy), proposal(gain), 10.0, policy)[1] is expected
+    assert after_planning(noticed(Watch(), ("a",), 0, 0.0, policy), proposal(gain), 10.0, policy)[1] is expected
 
 
 def test_too_soon_is_looked_at_again_and_a_failed_move_waits_longer() -> None:
     watch = moved(noticed(Watch(), ("a",), 0, 0.0, POLICY), 10.0, POLICY, failed=False)
-    watch, wanted = judged(watch, proposal(0.5), 20.0, POLICY)
+    watch, wanted = after_planning(watch, proposal(0.5), 20.0, POLICY)
     assert not wanted
     assert watch.due_s == 70.0
-    watch, wanted = judged(watch, proposal(0.5), 70.0, POLICY)
+    watch, wanted = after_planning(watch, proposal(0.5), 70.0, POLICY)
     assert wanted
     watch = moved(watch, 71.0, POLICY, failed=True)
     assert watch.due_s == watch.not_before_s == 671.0
-    assert judged(watch, proposal(0.5), 672.0, POLICY)[1]
+    assert after_planning(watch, proposal(0.5), 672.0, POLICY)[1]
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 40.0), st.sets(st.sampled_from("abcd"), min_size=1), st.floats(0, 1)), max_size=60))
@@ -94,7 +94,7 @@ def test_moves_are_never_closer_than_agreed(steps: list[tuple[float, set[str], f
         watch = noticed(watch, tuple(sorted(nodes)), 0, now_s, POLICY)
         if not is_due(watch, now_s):
             continue
-        watch, wanted = judged(watch, proposal(gain), now_s, POLICY)
+        watch, wanted = after_planning(watch, proposal(gain), now_s, POLICY)
         if wanted:
             assert gain >= 0.1
             assert now_s - moves[-1] >= POLICY.between_moves_s

@@ -68,7 +68,7 @@ def is_due(watch: Watch, now_s: float) -> bool:
     return bool(watch.nodes) and now_s >= watch.due_s
 
 
-def judged(watch: Watch, proposal: Proposal, now_s: float, policy: FollowPolicy) -> tuple[Watch, bool]:
+def after_planning(watch: Watch, proposal: Proposal, now_s: float, policy: FollowPolicy) -> tuple[Watch, bool]:
     """After planning: what to remember, and whether to carry the proposal out now. One that is too early is looked at again."""
     worthwhile = proposal.gain_share >= policy.least_gain_share
     wanted = decide(replace(proposal, worthwhile=worthwhile), consent=False, auto=policy.auto)

@@ -20,8 +20,8 @@ from shardwise.cluster.engine import NodeInfo
 from shardwise.cluster.following import (
     FollowPolicy,
     Watch,
+    after_planning,
     is_due,
-    judged,
     leaving_nodes,
     moved,
     noticed,
@@ -152,7 +152,7 @@ class Follower:
         running = [(place.node, layers) for place, layers in zip(deployment.layout.places, deployment.manifest.layers)]
         proposal, plan = propose_instead(request, running, stage_costs(deployment.options))
         self.proposal = proposal
-        self._watch, wanted = judged(self._watch, proposal, self._clock.now_s(), self.policy)
+        self._watch, wanted = after_planning(self._watch, proposal, self._clock.now_s(), self.policy)
         if wanted:
             self._carry_out(proposal, plan)
         elif proposal.gain_share >= self.policy.least_gain_share:

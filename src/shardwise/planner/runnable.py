@@ -12,7 +12,7 @@ from typing import Any
 from shardwise.errors import UsageError
 from shardwise.planner.types import RUNNABLE_STRATEGIES, Alternative, Plan
 
-RUNNABLE_WIRE_DTYPES = ("f32", "f16")  # `deploy.options.WIRE_DTYPES`: the planner may not import that room
+RUNNABLE_WIRE_DTYPES = ("f32", "f16")
 
 
 def obstacles(strategy: str, wire_dtype: str, *, drafts: bool) -> tuple[str, ...]:

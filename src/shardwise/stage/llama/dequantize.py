@@ -15,8 +15,7 @@ import numpy.typing as npt
 from shardwise.errors import UsageError
 from shardwise.stage.backend import Floats, Tokens
 from shardwise.stage.llama import library
-
-GGML_TYPE_F32 = 0
+from shardwise.stage.llama.library import GGML_TYPE_F32
 
 
 class _TypeTraits(ctypes.Structure):

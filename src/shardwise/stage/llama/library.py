@@ -24,6 +24,8 @@ from shardwise.errors import StageLoadFailed
 
 # Where dequantizing to f32 for a BLAS product beats ggml's own kernels (prefill of 512, one thread; ADR 0002).
 BLAS_HELPS = frozenset({"Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "Q8_0", "IQ4_XS", "IQ3_S"})
+GGML_MAX_NAME = 64  # bytes of a tensor's name, ggml.h
+GGML_TYPE_F32 = 0
 _log_lines: list[str] = []
 _BUFFER = re.compile(r"(KV|compute|output|model|RS) buffer size\s*=\s*([\d.]+) MiB")
 _buffers: dict[str, int] = {}

@@ -11,7 +11,8 @@ import functools
 import importlib.util
 from typing import Any
 
-MAX_NAME = 64
+from shardwise.stage.llama.library import GGML_MAX_NAME
+
 MAX_WANTED = 2
 
 
@@ -22,7 +23,7 @@ class NodeFilterState(ctypes.Structure):
         ("name_offset", ctypes.c_size_t),
         ("num_wanted", ctypes.c_size_t),
         ("lengths", ctypes.c_size_t * MAX_WANTED),
-        ("names", ctypes.c_char * MAX_NAME * MAX_WANTED),
+        ("names", ctypes.c_char * GGML_MAX_NAME * MAX_WANTED),
         ("matched", ctypes.c_void_p),
     ]
 

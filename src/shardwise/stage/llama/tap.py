@@ -15,10 +15,8 @@ import numpy as np
 
 from shardwise.stage.backend import Floats
 from shardwise.stage.llama import library
+from shardwise.stage.llama.library import GGML_MAX_NAME, GGML_TYPE_F32
 from shardwise.stage.llama.node_filter import NodeFilter, native_library
-
-GGML_MAX_NAME = 64
-GGML_TYPE_F32 = 0
 
 
 class GgmlTensor(ctypes.Structure):
