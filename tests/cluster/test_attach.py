@@ -40,9 +40,8 @@ def test_a_foreign_ray_is_used_and_left_alone(tmp_path_factory: pytest.TempPathF
         assert foreign.alive()
         assert psutil.pid_exists(foreign.pid)
         wrong = lifecycle.UpOptions(name="desk", port=17300, ray_address=head, ray_token="0" * 64)
-        lifecycle.up(state, wrong)
-        with pytest.raises(AuthenticationFailed):
-            lifecycle.attach(state)
-        lifecycle.down(state)
+        with pytest.raises(AuthenticationFailed):  # at once, not only when somebody attaches
+            lifecycle.up(state, wrong)
+        assert not lifecycle.daemon_runs(state)
     finally:
         foreign.stop()
