@@ -75,10 +75,10 @@ def test_a_full_disk_while_a_slice_is_cut_again(sample_gguf: Path, small_disk: P
         assert built.supervisor is not None
         built.supervisor.on_change = said.append
         wanted = undisturbed(built, request(built, sampling="sampled"))
+        damage(built, 1)  # the file; the worker goes on with the one it has open
         with full(small_disk):  # before the session: filling takes as long as dozens of tokens
             session = Watched(built, request(built, sampling="sampled"))
             session.wait_for(10)
-            damage(built, 1)
             os.kill(built.stages[1].pid, signal.SIGKILL)
             assert session.ids() == wanted
         print(*said, sep="\n")
