@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -186,3 +187,18 @@ def test_bad_plans_are_refused() -> None:
     with Lab(["a"]) as lab, pytest.raises(UsageError, match="no host 'z'"):
         lab.address("z")
     assert os.getpid()
+
+
+def test_orders_from_many_threads_are_all_obeyed() -> None:
+    """Faults are taken back by timers, several at the same moment."""
+    names = ["a", "b", "c", "d"]
+    with Lab([Host(name=name, relay=True) for name in names]) as lab:
+        for _ in range(20):
+            for act in (lab.cut, lab.restore):
+                threads = [threading.Thread(target=act, args=(name,), daemon=True) for name in names]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(timeout=10)
+                assert not any(thread.is_alive() for thread in threads)
+        assert len(measure_delays(lab, "a", "d", num=20)) == 20

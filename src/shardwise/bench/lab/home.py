@@ -21,6 +21,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -72,6 +73,7 @@ class Lab:
         self._guard: subprocess.Popen[bytes] | None = None
         self._wire: subprocess.Popen[bytes] | None = None
         self._brake: subprocess.Popen[bytes] | None = None
+        self._ordering = threading.Lock()
         self._started: list[subprocess.Popen[Any]] = []
         self.hosts: dict[str, RunningHost] = {}
 
@@ -192,8 +194,9 @@ class Lab:
         if self._brake is None:
             self._brake = self._module("shardwise.bench.lab.slow", stdout=subprocess.PIPE)
             _first_line(self._brake)
-        _send(self._brake, SlowOrder(freeze_file=found.freeze_file, speed=speed))
-        _first_line(self._brake)
+        with self._ordering:
+            _send(self._brake, SlowOrder(freeze_file=found.freeze_file, speed=speed))
+            _first_line(self._brake)
 
     def set_link(self, source: str, target: str, shape: LinkShape) -> None:
         """Change what the path between two hosts adds; one of them must have the relay."""
@@ -338,8 +341,9 @@ class Lab:
     def _order(self, order: WireOrder) -> None:
         if self._wire is None or self._wire.poll() is not None:
             raise ConnectFailed("the relay process is gone", where="lab")
-        _send(self._wire, order)
-        _first_line(self._wire)
+        with self._ordering:  # one order and its answer at a time, whichever thread gives it
+            _send(self._wire, order)
+            _first_line(self._wire)
 
     def _host(self, name: str) -> RunningHost:
         self._open_state()
