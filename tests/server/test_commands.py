@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import re
 import signal
@@ -21,6 +23,7 @@ from rich.console import Console
 from shardwise.clock import ManualClock
 from shardwise.errors import AuthenticationFailed, ConnectFailed
 from shardwise.server import top
+from shardwise.server.command import log_to_stderr
 
 from .running import Running, wait_until
 
@@ -98,6 +101,28 @@ def test_a_key_is_made_once(tmp_path: Path) -> None:
     key = json.loads(done.stdout)["key"]
     assert key.startswith("sw-")
     assert key not in file.read_text()
+
+
+def test_log_lines_go_to_the_standard_error_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to one that was replaced or closed; once each, however often it was asked for; and a broken one harms nobody."""
+    logger = logging.getLogger("shardwise.server")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    level = logger.level
+    first, second, broken = io.StringIO(), io.StringIO(), io.StringIO()
+    try:
+        for stream in (first, second):
+            monkeypatch.setattr(sys, "stderr", stream)
+            log_to_stderr()
+            logging.getLogger("shardwise.server.access").info("a request")
+        assert [stream.getvalue().count("a request\n") for stream in (first, second)] == [1, 1]
+        broken.close()
+        for gone in (broken, None):
+            monkeypatch.setattr(sys, "stderr", gone)
+            monkeypatch.setattr(logging, "raiseExceptions", False)
+            logging.getLogger("shardwise.server.access").info("a request")
+    finally:
+        logger.setLevel(level)
 
 
 def test_top_draws_the_running_deployment(server: Running) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
@@ -73,6 +74,25 @@ def predicted(document: dict[str, Any] | None) -> Expectation:
     return Expectation(None if document is None else msgspec.convert(document, Prediction))
 
 
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever standard error is at that moment. One that is gone disturbs no request."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def log_to_stderr() -> None:
+    """Requests and what happens, a line each. Harmless when it is asked for again."""
+    logger = logging.getLogger("shardwise.server")
+    if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
+        handler = StderrHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+
+
 def serve_command(
     launch: Relaunch,
     settings: ServerSettings,
@@ -84,12 +104,7 @@ def serve_command(
 ) -> None:
     """Serve until a signal; tells where, and when it is ready. `expect` may take seconds: it is asked once the model runs."""
     if access_log:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        logger = logging.getLogger("shardwise.server")
-        logger.addHandler(handler)
-        logger.propagate = False
-        logger.setLevel(logging.INFO)
+        log_to_stderr()
 
     def listening(url: str) -> None:
         say(f"dashboard {url}/   API {url}/v1   metrics {url}/metrics   (loading; /health/ready tells how far)")
