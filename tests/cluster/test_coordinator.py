@@ -25,10 +25,11 @@ from shardwise.cluster.control import (
 )
 from shardwise.cluster.coordinator import Coordinator
 from shardwise.cluster.membership import NodeState
+from shardwise.cluster.ray_engine.head import HeadNews
 from shardwise.cluster.state import ClusterFile
 from shardwise.errors import AuthenticationFailed, CompatibilityError, UsageError
 from shardwise.records import replace
-from shardwise.transport.security import AllowList, ClusterKey, Invite, InviteBook, NodeKeys
+from shardwise.transport.security import AllowList, ClusterKey, Invite, InviteBook, NodeKeys, fingerprint
 
 VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "shardwise": "0.1.0", "llama": "0.3.36", "platform": "Linux x86_64"}
 
@@ -71,9 +72,9 @@ class Desk:
         return reply
 
     def beat(
-        self, keys: NodeKeys, name: str = "nas", incarnation: int = 0, *, raylet: bool = True, **changes: object
+        self, keys: NodeKeys, name: str = "nas", incarnation: int = 0, *, raylet: bool = True, start: int = 1, **changes: object
     ) -> BeatAnswer:
-        made = Beat(card=card(keys, name, **changes), raylet_alive=raylet, incarnation=incarnation)
+        made = Beat(card=card(keys, name, **changes), raylet_alive=raylet, raylet_start=start, incarnation=incarnation)
         reply = self.mind.handle(made, keys.public)
         assert isinstance(reply, BeatAnswer)
         return reply
@@ -81,7 +82,7 @@ class Desk:
     def wait(self, duration_s: float) -> None:
         for _ in range(round(duration_s / 0.25)):
             self.clock.sleep(0.25)
-            self.mind.tick(own_raylet_alive=True)
+            self.mind.tick(own_raylet=1)
 
     def states(self) -> dict[str, str]:
         return {m.name: str(m.state) for m in self.mind.membership.members}
@@ -219,6 +220,42 @@ def test_a_new_coordinator_process_takes_its_nodes_back(desk: Desk, tmp_path: Pa
     again.allowed.allow(nas.public, "nas")
     answer = again.beat(nas, incarnation=incarnation)
     assert (answer.name, answer.incarnation, answer.state) == ("nas", incarnation, NodeState.READY)
+
+
+def test_a_node_is_ready_only_while_rays_head_has_its_raylet(desk: Desk) -> None:
+    """Of this very start: one that joined an earlier head still runs, and nothing can be placed there."""
+    nas = NodeKeys.generate()
+    own, identity = fingerprint(desk.keys.public), fingerprint(nas.public)
+    desk.join(nas)
+    desk.mind.news = HeadNews()  # the head does not answer yet
+    answer = desk.beat(nas, start=7)
+    assert (answer.state, answer.raylet_lost) == (NodeState.JOINING, False)
+    desk.mind.news = HeadNews(answers=True, raylets=((own, 1), (identity, 6)))  # a ghost of its last start
+    answer = desk.beat(nas, incarnation=answer.incarnation, start=7)
+    assert (answer.state, answer.raylet_lost) == (NodeState.JOINING, True)
+    desk.mind.news = HeadNews(answers=True, raylets=((own, 1), (identity, 6), (identity, 7)))
+    answer = desk.beat(nas, incarnation=answer.incarnation, start=7)
+    assert (answer.state, answer.raylet_lost) == (NodeState.READY, False)
+    desk.wait(0.25)
+    assert desk.states() == {"desk": "ready", "nas": "ready"}
+    desk.mind.news = HeadNews(answers=True, raylets=((own, 1),))  # gave it up: known at once, not with its next beat
+    desk.wait(0.25)
+    assert desk.states() == {"desk": "ready", "nas": "joining"}
+    desk.mind.news = HeadNews()
+    desk.wait(0.25)
+    assert desk.states() == {"desk": "joining", "nas": "joining"}
+
+
+def test_a_silent_node_that_ray_gave_up_is_not_ready_as_soon_as_it_answers(desk: Desk) -> None:
+    nas = NodeKeys.generate()
+    own, identity = fingerprint(desk.keys.public), fingerprint(nas.public)
+    desk.join(nas)
+    desk.mind.news = HeadNews(answers=True, raylets=((own, 1), (identity, 1)))
+    incarnation = desk.beat(nas).incarnation
+    desk.wait(3)
+    assert desk.states()["nas"] == "suspect"
+    desk.mind.news = HeadNews(answers=True, raylets=((own, 1),))
+    assert desk.beat(nas, incarnation=incarnation).state is NodeState.JOINING
 
 
 @pytest.mark.parametrize("skew_s", [-86_400.0, 86_400.0])

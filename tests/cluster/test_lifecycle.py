@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,33 @@ def test_a_killed_daemon_takes_everything_along_and_starts_again(home: Hosts) ->
     home.run("nas", "cluster", "start")
     assert home.states()["nas"] == "ready"
     assert not folder.exists()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", ["coordinator", "head"])
+def test_once_the_nodes_are_ready_again_work_can_be_placed_on_each(home: Hosts, victim: str) -> None:
+    """Raylets that joined the head that was killed still run for a while; on them nothing can be placed."""
+    started_s = time.perf_counter()
+    if victim == "coordinator":
+        os.kill(home.pids("desk")[0], signal.SIGKILL)
+        home.run("desk", "cluster", "start")
+    else:
+        home.process("desk", "gcs_server").kill()
+        wait_until(lambda: "ready" not in in_process(home), 5, "nobody is ready without a head")
+    wait_until(lambda: in_process(home) == ["ready", "ready"], 60, "all are ready")
+    print(f"{victim} killed: all ready after {time.perf_counter() - started_s:.1f} s")
+    engine = lifecycle.attach(home.state("desk"))
+    try:
+        for node in ("desk", "nas"):
+            engine.start(tiny(f"on-{node}", node))
+            assert engine.status(f"on-{node}").alive
+    finally:
+        engine.close()
+
+
+def in_process(home: Hosts) -> list[str]:
+    """The nodes' states, asked without a new program."""
+    return [str(node.member.state) for node in lifecycle.nodes(home.state("desk")).nodes if node.member.name in ("desk", "nas")]
 
 
 def test_leaving_is_for_good(home: Hosts) -> None:

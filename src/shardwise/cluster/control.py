@@ -67,6 +67,7 @@ class Beat(Control, tag="beat"):
 
     card: NodeCard
     raylet_alive: bool
+    raylet_start: int = 0  # which one: Ray's head knows it by this
     incarnation: int = 0
     tls_address: str = ""  # for which it has a certificate
 
@@ -82,6 +83,7 @@ class BeatAnswer(Control, tag="beaten"):
     closing: bool = False  # the cluster goes down: end
     tls: TlsMaterial | None = None  # a certificate for the node's new address
     head_start: int = 0  # which start of Ray's head it is: a new one knows nothing of raylets that joined an old one
+    raylet_lost: bool = False  # the head answers, and does not have the node's raylet
 
 
 class Goodbye(Control, tag="bye"):

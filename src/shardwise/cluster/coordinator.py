@@ -1,9 +1,10 @@
 """The coordinator's mind: who may join, who is there, what each node is told. No socket, thread or process.
 
 Requests with the sender's proved key flow in, replies out; time comes from a `Clock`, states from `membership`.
-**Promises** an invite is used up only by a machine that fits; a node's older process is refused as soon as a newer one
-beat; a revoked key is out at once and Ray gets a new token. **Fails with** `AuthenticationFailed` (the key may not ask
-this), `CompatibilityError` (versions), each as an answer. **Called by** the coordinator's daemon, the simulator.
+**Promises** a node is ready only while Ray's head has its raylet; an invite is used up only by a machine that fits; a
+node's older process is refused as soon as a newer one beat; a revoked key is out at once and Ray gets a new token.
+**Fails with** `AuthenticationFailed` (the key may not ask this), `CompatibilityError` (versions), each as an answer.
+**Called by** the coordinator's daemon, the simulator.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from shardwise.cluster.membership import (
     AnyEvent,
     BecameReady,
     DrainAsked,
-    Ended,
     Heard,
     Joined,
     Left,
     Member,
     Membership,
     NodeState,
+    NotReady,
     Policy,
     SleepAnnounced,
     Tick,
@@ -50,6 +51,7 @@ from shardwise.cluster.membership import (
     forget,
     free_name,
 )
+from shardwise.cluster.ray_engine.head import HeadNews
 from shardwise.cluster.ray_engine.tls import TlsAuthority, TlsMaterial
 from shardwise.cluster.state import ClusterFile
 from shardwise.cluster.versions import require_same_versions
@@ -80,11 +82,13 @@ class Coordinator:
         self.membership = Membership()
         self.closing = False
         self.head_start = 0  # the last start of Ray's head that came up
+        self.news: HeadNews | None = None  # of Ray's head; None: not asked, nodes are believed
         self.transitions: list[Transition] = []
         self._allowed, self._invites, self._clock, self._changed, self._policy = allowed, invites, clock, changed, policy
         self._authority = authority
         self._cards: dict[str, NodeCard] = {}
         self._skews_s: dict[str, float] = {}
+        self._raylets: dict[str, int | None] = {}  # which start of its raylet runs, as each node says; None: none
         self._identity = fingerprint(card.public)
         self._take_card(self._identity, card)
         self._apply(Joined(identity=self._identity, name=card.name, address=card.address))
@@ -122,10 +126,13 @@ class Coordinator:
                 self.closing = True
                 return Done()
 
-    def tick(self, *, own_raylet_alive: bool) -> None:
-        """Let time pass; the coordinator's own node lives as long as this is called."""
+    def tick(self, *, own_raylet: int | None) -> None:
+        """Let time pass; the coordinator's own node lives as long as this is called. `own_raylet`: its start, if it runs."""
         self._apply(Heard(identity=self._identity))
-        self._set_ready(self._identity, own_raylet_alive)
+        self._raylets[self._identity] = own_raylet
+        for member in self.membership.usable():
+            self._judge(member.identity)  # Ray's head may have lost it, or ended itself
+        self._judge(self._identity)
         self._apply(Tick())
 
     def listing(self) -> NodeList:
@@ -189,7 +196,8 @@ class Coordinator:
                 "another process beats for this node", where=member.name, hint="one machine joins once; the newest one counts"
             )
         self._apply(Heard(identity=identity, incarnation=beat.incarnation, address=beat.card.address))
-        self._set_ready(identity, beat.raylet_alive)
+        self._raylets[identity] = beat.raylet_start if beat.raylet_alive else None
+        self._judge(identity)
         member = self._member(identity)
         fresh = beat.tls_address != beat.card.address
         return BeatAnswer(
@@ -201,18 +209,25 @@ class Coordinator:
             closing=self.closing,
             tls=self._certificate(member.name, beat.card.address) if fresh else None,
             head_start=self.head_start,
+            raylet_lost=self.news is not None and self.news.answers and not self._is_listed(identity),
         )
 
     def _certificate(self, name: str, address: str) -> TlsMaterial | None:
         return self._authority.issue(name, address) if self._authority is not None else None
 
-    def _set_ready(self, identity: str, raylet_alive: bool) -> None:
-        state = self._member(identity).state
-        if raylet_alive and state is NodeState.JOINING:
+    def _is_listed(self, identity: str) -> bool:
+        """Whether the node's raylet runs, and Ray's head has that very one."""
+        raylet = self._raylets.get(identity)
+        return raylet is not None and (self.news is None or (identity, raylet) in self.news.raylets)
+
+    def _judge(self, identity: str) -> None:
+        """Whether work can be placed on a node."""
+        if not self._is_listed(identity):
+            runs = self._raylets.get(identity) is not None
+            reason = "Ray's head does not have it" if runs else "Ray does not run there"
+            self._apply(NotReady(identity=identity, reason=reason))
+        elif self._member(identity).state is NodeState.JOINING:
             self._apply(BecameReady(identity=identity))
-        elif not raylet_alive and state is NodeState.READY:
-            self._apply(Ended(identity=identity, reason="Ray does not run there"))
-            self._apply(Heard(identity=identity))
 
     def _revoke(self, name: str, sender: str) -> Reply:
         self._owner(sender)

@@ -49,7 +49,6 @@ class CoordinatorDaemon:
         self._keeper: RayletKeeper | None = None
         self._announcement: Announcement | None = None
         self._reported = (False, "")
-        self._starts = 0  # of Ray's head, ever
 
     def run(self) -> None:
         """Until stopped; nodes hear of a `StopRequest` before the end."""
@@ -63,9 +62,7 @@ class CoordinatorDaemon:
         try:
             while not self._stop.is_set():
                 self._server.serve_once(self._coordinator.handle, _SERVE_S)
-                if self._keeper is not None and self._keeper.alive:
-                    self._coordinator.head_start = self._starts
-                self._coordinator.tick(own_raylet_alive=self._keeper is None or self._keeper.alive)
+                self._look_at_head()
                 self._report()
                 now_s = self._clock.now_s()
                 if now_s - looked_s > _ADDRESS_EVERY_S:
@@ -98,7 +95,7 @@ class CoordinatorDaemon:
             self._keeper.restart()
 
     def _raylet(self) -> tuple[RayletSettings, RaySecurity]:
-        self._starts = starts = self._state.next_start()
+        starts = self._state.next_start()
         cluster = self._coordinator.cluster
         ports = port_plan(cluster.port)
         settings = RayletSettings(
@@ -114,6 +111,17 @@ class CoordinatorDaemon:
         if self._authority is not None:
             self._authority.issue(cluster.name, self._address).write(self._state.tls)
         return settings, RaySecurity(token=cluster.ray_token, tls_folder=str(self._state.tls))
+
+    def _look_at_head(self) -> None:
+        """What Ray's head says decides who is ready; nodes start raylets anew as soon as a new head answers."""
+        if self._keeper is None:
+            self._coordinator.tick(own_raylet=0)
+            return
+        news = self._keeper.news
+        if news.answers:
+            self._coordinator.head_start = self._keeper.start
+        self._coordinator.news = news
+        self._coordinator.tick(own_raylet=self._keeper.start if self._keeper.alive else None)
 
     def _look_at_address(self) -> None:
         """A laptop that roamed, or a new lease: Ray's head must move along, and the nodes find it by mDNS or its name."""

@@ -6,13 +6,16 @@ reason stands in `trouble` until a try succeeds. **Called by** the daemons; acts
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
+from shardwise.cluster.ray_engine.head import HeadNews
 from shardwise.cluster.ray_engine.raylet import Raylet, RayletSettings
 from shardwise.cluster.ray_engine.settings import RaySecurity
 from shardwise.errors import AuthenticationFailed, CompatibilityError, ShardwiseError, UsageError
 
+log = logging.getLogger(__name__)
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _LOOK_EVERY_S = 0.3
 
@@ -33,11 +36,18 @@ class RayletKeeper:
         self.trouble: ShardwiseError | None = None
         self.alive = False
         self.pid = 0
+        self.start = 0  # which start of this node's raylet it is, ever
         self._thread = threading.Thread(target=self._run, name="raylet-keeper", daemon=True)
         self._thread.start()
 
+    @property
+    def news(self) -> HeadNews:
+        """What Ray's head says, where this raylet is the head's; also while that starts."""
+        raylet = self._raylet
+        return raylet.news if raylet is not None else HeadNews()
+
     def restart(self) -> None:
-        """End this one and start another with fresh settings."""
+        """End this one, also while it starts, and start another with fresh settings."""
         self.alive = False
         self._wake.set()
 
@@ -54,11 +64,14 @@ class RayletKeeper:
             try:
                 settings, security = self._make()
                 self._raylet = Raylet(settings, security)
-                self.pid = self._raylet.pid
-                self._wait_started(self._raylet)
+                self.pid, self.start = self._raylet.pid, settings.incarnation
+                self.alive = self._raylet.wait_started(self._wake)
                 self.trouble, failures = None, 0
+                log.info("Ray runs (start %d)", self.start)
                 self._watch(self._raylet)
+                log.info("Ray %s", "ends" if self._wake.is_set() else f"ended: {self._raylet.log_tail()}")
             except ShardwiseError as error:
+                log.warning("Ray does not run: %s", error.one_line())
                 self.trouble = error
                 failures += 1
             self.alive = False
@@ -67,11 +80,6 @@ class RayletKeeper:
                 self._raylet = None
             if failures:
                 self._wake.wait(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1])
-
-    def _wait_started(self, raylet: Raylet) -> None:
-        if not self._closed:
-            raylet.wait_started()
-            self.alive = not self._wake.is_set()
 
     def _watch(self, raylet: Raylet) -> None:
         while not self._wake.wait(_LOOK_EVERY_S):

@@ -38,6 +38,7 @@ from shardwise.cluster.interfaces import address_toward, choose_address
 from shardwise.cluster.machine import default_name, own_card, safe_name
 from shardwise.cluster.mdns import Browser, FoundCluster
 from shardwise.cluster.ray_engine import RayAddress, RayEngine, RaySecurity
+from shardwise.cluster.ray_engine.raylet import RAY_MODULES
 from shardwise.cluster.ray_engine.settings import require_supported_ray
 from shardwise.cluster.ray_engine.tls import TlsAuthority
 from shardwise.cluster.state import COORDINATOR, DEFAULT_PORT, NODE, ClusterFile, DaemonFile, StateDir
@@ -390,7 +391,7 @@ def num_workers_here(state: StateDir) -> int:
             command = process.cmdline()
         except psutil.Error:
             continue
-        count += "shardwise.cluster.child" in command and "ray.scripts.scripts" not in command
+        count += "shardwise.cluster.child" in command and RAY_MODULES.isdisjoint(command)
     return count
 
 

@@ -4,7 +4,7 @@ Events and the observer's own clock flow in; a new `Membership` and the `Transit
 no clock, socket or random here, and times of other machines are never looked at, so clock skew has no effect.
 
     joining --ready--> ready --silence or late step--> suspect --silence--> gone
-       ^                 |  \\--drain--> draining --left--> gone               |
+       ^ <--not ready--  |  \\--drain--> draining --left--> gone               |
        |                 \\--sleep announced--> asleep                         |
        \\------------- heard again (asleep, gone) -----------------------------/
 
@@ -27,7 +27,7 @@ class NodeState(StrEnum):
     """Where a member is in its life."""
 
     JOINING = "joining"  # accepted, not yet usable
-    READY = "ready"
+    READY = "ready"  # work can be placed there
     SUSPECT = "suspect"  # silent, or a step is late
     DRAINING = "draining"  # finishes what it has, gets nothing new
     ASLEEP = "asleep"  # said so; expected back
@@ -119,6 +119,12 @@ class BecameReady(Event, tag="ready"):
     """It can take work."""
 
 
+class NotReady(Event, tag="not_ready"):
+    """It is there, but cannot take work."""
+
+    reason: str
+
+
 class StepLate(Event, tag="late"):
     """A step is overdue: `waited_s` against the `expected_s` of the plan's prediction."""
 
@@ -152,7 +158,7 @@ class Tick(Event, tag="tick"):
     """Time has passed."""
 
 
-AnyEvent = Joined | Heard | BecameReady | StepLate | StepDone | DrainAsked | SleepAnnounced | Left | Ended | Tick
+AnyEvent = Joined | Heard | BecameReady | NotReady | StepLate | StepDone | DrainAsked | SleepAnnounced | Left | Ended | Tick
 Result = tuple[Membership, tuple[Transition, ...]]
 
 
@@ -207,6 +213,8 @@ def _changed(member: Member, event: AnyEvent, now_s: float) -> Member:
         case BecameReady():
             fresh = member.state in (NodeState.JOINING, NodeState.SUSPECT, NodeState.ASLEEP, NodeState.GONE)
             return _to(replace(heard, late_step=False), NodeState.READY, now_s, "ready") if fresh else heard
+        case NotReady():
+            return _not_ready(member, now_s, event.reason)
         case StepLate():
             reason = f"a step took {event.waited_s:.3g} s where {event.expected_s:.3g} s were expected"
             return _suspect(replace(member, late_step=True), now_s, reason)
@@ -223,6 +231,13 @@ def _changed(member: Member, event: AnyEvent, now_s: float) -> Member:
             return _to(member, NodeState.GONE, now_s, event.reason)
         case _:
             return member
+
+
+def _not_ready(member: Member, now_s: float, reason: str) -> Member:
+    """Ready no more, nor as soon as a suspect one answers. No sign of life."""
+    if member.state is NodeState.SUSPECT and member.before_suspect is NodeState.READY:
+        return replace(member, before_suspect=NodeState.JOINING)
+    return _to(member, NodeState.JOINING, now_s, reason) if member.state is NodeState.READY else member
 
 
 def _heard(member: Member, now_s: float) -> Member:

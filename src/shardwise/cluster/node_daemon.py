@@ -33,6 +33,7 @@ _BEAT_TIMEOUT_S = 3.0
 _SEARCH_AFTER_S = 6.0  # without the coordinator
 _SEARCH_S = 3.0
 _STOP_RAY_AFTER_S = 30.0  # of being refused: a revoked node keeps nothing running
+_LOST_S = 6.0  # a raylet that runs, and that the head does not have for so long, is started anew
 _SLEEP_PAUSE_S = 10.0  # no beat for so long after announcing sleep, or it would count as "came back"
 
 
@@ -61,6 +62,7 @@ class NodeDaemon:
         self._keeper: RayletKeeper | None = None
         self._reported = (False, "")
         self._head_seen = (0, 0)  # the head's start as told with the last beat, and the raylet that ran then
+        self._lost_since_s: float | None = None
 
     def run(self) -> None:
         """Until stopped or the cluster is down."""
@@ -143,7 +145,13 @@ class NodeDaemon:
                 self._keeper.restart()
         card = own_card(self._keys.public, self._cluster.name, address, self._cluster.memory_bytes)
         alive = self._keeper is None or self._keeper.alive
-        beat = Beat(card=card, raylet_alive=alive, incarnation=self._incarnation, tls_address=self._tls_address)
+        beat = Beat(
+            card=card,
+            raylet_alive=alive,
+            raylet_start=self._keeper.start if self._keeper is not None else 0,
+            incarnation=self._incarnation,
+            tls_address=self._tls_address,
+        )
         answer = self._ask(beat)
         if not isinstance(answer, BeatAnswer):
             raise ProtocolMismatch(f"a {type(answer).__name__} is no answer to a beat")
@@ -164,6 +172,7 @@ class NodeDaemon:
             if self._keeper is not None:
                 self._keeper.restart()
         self._look_at_head(answer.head_start)
+        self._look_at_raylet(lost=answer.raylet_lost)
         told = {"ray_head": answer.ray_head, "ray_token": answer.ray_token, "name": answer.name}
         if all(getattr(self._cluster, field) == value for field, value in told.items()):
             return
@@ -180,6 +189,18 @@ class NodeDaemon:
             log.info("Ray's head started anew")
             keeper.restart()
         self._head_seen = (head_start, keeper.pid)
+
+    def _look_at_raylet(self, *, lost: bool) -> None:
+        """A raylet that its head gave up ends, but its parent may live on; one that started meanwhile joined nobody."""
+        keeper, now_s = self._keeper, self._clock.now_s()
+        if keeper is None or not lost or not keeper.alive:
+            self._lost_since_s = None
+        elif self._lost_since_s is None:
+            self._lost_since_s = now_s
+        elif now_s - self._lost_since_s > _LOST_S:
+            log.info("Ray's head does not have this node")
+            self._lost_since_s = None
+            keeper.restart()
 
     def _search(self) -> None:
         """The coordinator may have another address: ask the network."""

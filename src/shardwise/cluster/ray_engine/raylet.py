@@ -20,8 +20,12 @@ import threading
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from shardwise.clock import SystemClock
+from shardwise.cluster.interfaces import url_host
 from shardwise.cluster.process import start_child
+from shardwise.cluster.ray_engine.head import TELL_EVERY_S, HeadNews, read_news
 from shardwise.cluster.ray_engine.settings import (
     LABEL_IDENTITY,
     LABEL_INCARNATION,
@@ -36,17 +40,11 @@ from shardwise.records import Record
 
 _STARTED = "Ray runtime started"
 _OBJECT_STORE_BYTES = 80 * 10**6  # Ray's least: no tensor goes through it
-_START = (
-    "-m",
-    "shardwise.cluster.child",
-    "ray.scripts.scripts",
-    "start",
-    "--block",
-    "--log-style",
-    "record",
-    "--log-color",
-    "false",
-)
+_CHILD = ("-m", "shardwise.cluster.child")
+_NODE, _HEAD = "ray.scripts.scripts", "shardwise.cluster.ray_engine.head"
+RAY_MODULES = frozenset((_NODE, _HEAD))
+_START = ("start", "--block", "--log-style", "record", "--log-color", "false")
+_NEWS_AGE_S = 5 * TELL_EVERY_S  # older news of the head are none
 
 
 class RayPorts(Record):
@@ -92,6 +90,11 @@ class RayletSettings(Record):
     dashboard: bool = False
     folder_note: str = ""  # file that remembers Ray's temporary folder, for whoever comes after a kill
 
+    @property
+    def module(self) -> list[str]:
+        """What runs: Ray's program, on the head with a watch beside it."""
+        return [_NODE] if self.join else [_HEAD, f"{url_host(self.own_ip)}:{self.ports.head}"]
+
     def arguments(self) -> list[str]:
         """The rest of the command line."""
         labels = f"{LABEL_NODE}={self.name},{LABEL_IDENTITY}={self.identity},{LABEL_INCARNATION}={self.incarnation}"
@@ -117,6 +120,8 @@ class Raylet:
         self._folder = make_folder(self._note)
         self._log: collections.deque[str] = collections.deque(maxlen=60)
         self._started = threading.Event()
+        self._clock = SystemClock()
+        self._news, self._news_s = HeadNews(), self._clock.now_s()
         self._process = start_child(functools.partial(_spawn, settings, security, self._folder))
         assert self._process.stdout is not None
         self._pump = threading.Thread(target=self._read_log, args=(self._process.stdout,), name="raylet-log", daemon=True)
@@ -126,16 +131,24 @@ class Raylet:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_started(self, timeout_s: float = 150.0) -> None:
-        """Return once the raylet is part of the cluster; raises why it is not."""
-        clock = SystemClock()
-        deadline_s = clock.now_s() + timeout_s
+    @property
+    def news(self) -> HeadNews:
+        """What the head said last, where this is the head."""
+        old = not self.alive() or self._clock.now_s() - self._news_s > _NEWS_AGE_S
+        return HeadNews() if old else self._news
+
+    def wait_started(self, cancel: threading.Event | None = None, timeout_s: float = 150.0) -> bool:
+        """Return once the raylet is part of the cluster, or False when cancelled; raises why it is not."""
+        deadline_s = self._clock.now_s() + timeout_s
         while not self._started.wait(0.1):
+            if cancel is not None and cancel.is_set():
+                return False
             if self._process.poll() is not None:
                 self._pump.join(timeout=2)
                 raise self._failure()
-            if clock.now_s() > deadline_s:
+            if self._clock.now_s() > deadline_s:
                 raise ReplyTimeout(f"Ray did not start within {timeout_s:g} s", where=self.settings.name, hint=self.log_tail())
+        return True
 
     def alive(self) -> bool:
         """Whether `ray start --block` still runs: it ends when its raylet does."""
@@ -146,7 +159,8 @@ class Raylet:
         return " | ".join(list(self._log)[-num_lines:])
 
     def stop(self, grace_s: float = 3.0) -> None:
-        """End it and its folder; may be called twice."""
+        """End it, all that it started, and its folder; may be called twice."""
+        family = _family(self.pid)
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -154,12 +168,20 @@ class Raylet:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait(timeout=10)
+        for left in family:  # a raylet without its parent would keep its ports for 20 s, waiting for its head
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
+        psutil.wait_procs(family, timeout=5)
         self._pump.join(timeout=5)
         remove_folder(self._folder, self._note)
 
     def _read_log(self, stream: IO[bytes]) -> None:
         with stream:
             for raw in stream:
+                news = read_news(raw)
+                if news is not None:
+                    self._news, self._news_s = news, self._clock.now_s()
+                    continue
                 line = raw.decode(errors="replace").rstrip()
                 self._log.append(line[:300])
                 if _STARTED in line:
@@ -176,9 +198,22 @@ class Raylet:
         return ConnectFailed("Ray did not start", where=where, hint=f"Ray said: {log[-400:]}")
 
 
+def _family(pid: int) -> list[psutil.Process]:
+    """What runs below a process or in its session; the latter also where it has ended itself."""
+    found: dict[int, psutil.Process] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = {child.pid: child for child in psutil.Process(pid).children(recursive=True)}
+    if os.name == "posix":
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError):
+                if os.getsid(process.pid) == pid != process.pid:
+                    found[process.pid] = process
+    return list(found.values())
+
+
 def _spawn(settings: RayletSettings, security: RaySecurity, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, *_START, *settings.arguments(), "--temp-dir", str(folder)],
+        [sys.executable, *_CHILD, *settings.module, *_START, *settings.arguments(), "--temp-dir", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
