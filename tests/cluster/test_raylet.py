@@ -40,10 +40,20 @@ def test_a_head_tells_of_its_raylet_and_nothing_of_it_stays(head: Raylet) -> Non
     assert head.wait_started()
     wait_until(lambda: head.news == HeadNews(answers=True, raylets=(("me", 4),)), 20, "the head has its own raylet")
     parent = psutil.Process(head.pid)
-    family = {child.name(): child for child in parent.children(recursive=True)}
-    family["raylet"].suspend()
-    wait_until(lambda: head.news == HeadNews(answers=True), 20, "it is given up as long as it does not answer")
+    family = parent.children(recursive=True)
+    assert {"raylet", "gcs_server"} <= {process.name() for process in family}
     parent.suspend()
     head.stop(grace_s=0.2)
-    assert all(is_gone(process.pid) for process in (parent, *family.values()))
+    assert all(is_gone(process.pid) for process in (parent, *family))
     assert head.news == HeadNews()
+
+
+@pytest.mark.soak
+def test_a_raylet_that_does_not_answer_is_no_longer_listed(head: Raylet) -> None:
+    """Its process lives, and `ray start` is content with that."""
+    assert head.wait_started()
+    wait_until(lambda: head.news.raylets == (("me", 4),), 20, "the head has its own raylet")
+    raylet = next(child for child in psutil.Process(head.pid).children(recursive=True) if child.name() == "raylet")
+    raylet.suspend()
+    wait_until(lambda: head.news == HeadNews(answers=True), 30, "given up")
+    assert head.alive()

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.clock import ManualClock, SystemClock
-from shardwise.errors import UsageError
+from shardwise.errors import StageLoadFailed, UsageError
+from shardwise.machines.profile import RateTable
 from shardwise.probe import compute, disk, memory
 from shardwise.probe.devices import kind_of, list_accelerators
 from shardwise.probe.layer_task import LayerResult, RowSamples
-from shardwise.probe.layers import rate_table
+from shardwise.probe.layers import kv_table, rate_table
 from shardwise.probe.links import link_kind
 from shardwise.probe.node import cpu_model
+from shardwise.probe.plausible import Ceilings, why_impossible
 from shardwise.probe.statistics import measurement, percentile
 from shardwise.probe.synthetic import SUPPORTED, TYPICAL, LayerShape, random_matrix, write_layers
 
@@ -89,6 +91,53 @@ def test_rates_follow_from_timings() -> None:
     assert table.compute_flops_per_s.value == pytest.approx(64 * 2e7 / 0.05)
     assert [(t.rows, t.layer_s.value) for t in table.timings] == [(1, 0.011), (64, 0.05)]
     assert table.library == "llama.cpp 1"
+
+
+def kv_timings(far_s: float, far_chunk_s: float) -> LayerResult:
+    """256 rows take long, 1 row and 64 rows as given."""
+    rows = [
+        RowSamples(rows=1, layer_s=(1e-3,) * 5),
+        RowSamples(rows=64, layer_s=(4e-3,) * 2),
+        RowSamples(rows=256, layer_s=(9.0,)),
+    ]
+    return LayerResult(
+        library="l", blas=False, rows=tuple(rows), far_layer_s=(far_s,) * 5, far_prefill_layer_s=(far_chunk_s,) * 2
+    )
+
+
+def test_what_the_kv_cache_costs_follows_from_what_takes_longer_after_many_positions() -> None:
+    table = kv_table("f16", 2.0, kv_timings(3e-3, 24e-3), CLOCK)
+    assert table.quantization == "KV_F16"
+    assert table.weight_bytes_per_s.value == pytest.approx(2 * 1024 * 2.0 * 2048 / 2e-3)  # keys and values of 2048 positions
+    assert table.compute_flops_per_s.value == pytest.approx(64 * 2048 * 4 * 1024 / 20e-3)
+    for lost in (kv_timings(1e-3, 24e-3), kv_timings(3e-3, 3e-3)):
+        with pytest.raises(StageLoadFailed, match="lost in the noise"):
+            kv_table("f16", 2.0, lost, CLOCK)
+
+
+def rates(reads: float, computes: float) -> RateTable:
+    by_hand = [measurement([value], "by hand", CLOCK) for value in (reads, computes)]
+    return RateTable(quantization="KV_F16", library="l", weight_bytes_per_s=by_hand[0], compute_flops_per_s=by_hand[1])
+
+
+@pytest.mark.parametrize(
+    ("reads", "computes", "words"),
+    [
+        (8e9, 150e9, ""),
+        (100e9, 2e12, ""),  # layers in the last-level cache, int8 units
+        (8e9, 23.5e12, "no such processor computes 23.5 TFLOP/s"),  # 256 rows divided by one row's time
+        (8e16, 150e9, "no such processor reads"),  # a difference of 0
+        (float("nan"), 150e9, "is no rate or time"),
+        (8e9, float("inf"), "is no rate or time"),
+        (-8e9, 150e9, "is no rate or time"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_told_from_a_fast_machine(reads: float, computes: float, words: str) -> None:
+    cpu = Ceilings.of_cpu(measurement([8e9], "triad", CLOCK), measurement([470e9], "product", CLOCK))
+    against = why_impossible(rates(reads, computes), cpu)
+    assert words in against
+    assert bool(words) == bool(against)
+    assert why_impossible(rates(4.8e12, 2e15), Ceilings()) == ""  # the largest GPUs
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,16 @@ from shardwise.cluster import LocalEngine, NodeInfo
 from shardwise.errors import StageLoadFailed, UsageError
 from shardwise.machines import ProfileCache, load_cluster
 from shardwise.machines.profile_cache import RateKey
-from shardwise.probe import layers, run
+from shardwise.probe import compute, layers, memory, run
 from shardwise.probe.cluster import ClusterProbe
 from shardwise.probe.layer_task import LayerTask
 from shardwise.probe.link_task import LinkSettings, LinkTarget
 from shardwise.probe.links import Echo, LinkProbe
 from shardwise.probe.node import NodeSettings, NodeSuite
+from shardwise.probe.plausible import Ceilings, why_impossible
+from shardwise.probe.statistics import measurement
 from shardwise.probe.synthetic import SMALL, write_layers
+from shardwise.records import replace
 from shardwise.transport.relay import TcpRelay
 from shardwise.transport.security import AllowList, Authenticator, NodeKeys
 from shardwise.transport.shaping import LinkShape
@@ -50,8 +53,8 @@ def test_rates_come_from_the_cache_until_asked_for_fresh_ones(tmp_path: Path) ->
     asked: list[str] = []
     settings = NodeSettings(name="desk", quick=True, threads=1, quantizations=("Q8_0",), cache_folder=str(tmp_path / "rates"))
     settings_disk = {"disk_folder": str(tmp_path)}
-    first = NodeSuite(_with(settings, **settings_disk), CLOCK, lambda what, share: asked.append(what)).run()
-    second = NodeSuite(_with(settings, **settings_disk), CLOCK, lambda what, share: None).run()
+    first = NodeSuite(replace(settings, **settings_disk), CLOCK, lambda what, share: asked.append(what)).run()
+    second = NodeSuite(replace(settings, **settings_disk), CLOCK, lambda what, share: None).run()
     assert first.profile.rates == second.profile.rates
     assert second.took_s < 6
     assert asked[0] == "memory"
@@ -61,10 +64,26 @@ def test_rates_come_from_the_cache_until_asked_for_fresh_ones(tmp_path: Path) ->
     assert ProfileCache(tmp_path / "rates").get(other) is None
 
 
-def _with(settings: NodeSettings, **changes: object) -> NodeSettings:
-    from shardwise.records import replace
+def test_a_figure_that_cannot_be_is_neither_shown_nor_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 rows by the time of one were once printed as 23.5 TFLOP/s of a CPU, and are still in the caches of that time."""
+    good = layers.synthetic_rates("Q8_0", threads=1, budget_s=0.2, fixed_s=None, clock=CLOCK)
+    wrong = replace(good, compute_flops_per_s=replace(good.compute_flops_per_s, value=1e15))
+    found = [wrong, good]
+    monkeypatch.setattr(layers, "synthetic_rates", lambda *args, **more: found.pop(0))
+    settings = NodeSettings(name="desk", quick=True, threads=1, quantizations=("Q8_0",), cache_folder=str(tmp_path / "rates"))
+    settings = replace(settings, disk_folder=str(tmp_path))
+    first = NodeSuite(settings, CLOCK, lambda what, share: None).run()
+    assert first.profile.rates == ()
+    assert any("Q8_0 was left out: no such processor computes" in note for note in first.notes)
+    assert NodeSuite(settings, CLOCK, lambda what, share: None).run().profile.rates == (good,)
 
-    return replace(settings, **changes)
+
+def test_the_kv_cache_is_read_at_a_rate_that_can_be() -> None:
+    table = layers.kv_rates("f16", 2.0, threads=1, budget_s=0.3, clock=CLOCK)
+    triad = measurement(memory.triad_samples(32 * 2**20, 1, 0.1, CLOCK), memory.METHOD, CLOCK)
+    product = measurement(compute.compute_samples(0.1, CLOCK), compute.METHOD, CLOCK)
+    assert why_impossible(table, Ceilings.of_cpu(triad, product)) == ""
+    assert table.compute_flops_per_s.value < 4 * product.value
 
 
 @pytest.mark.parametrize(("delay_s", "bytes_per_s"), [(0.0, None), (0.02, None), (0.0, 4e6)])
@@ -97,7 +116,7 @@ def test_a_cluster_of_two_is_measured_and_its_file_read_back(tmp_path: Path) -> 
     engine = LocalEngine({"desk": (), "nas": ()})
     infos = [NodeInfo(name="desk", address="127.0.0.1"), NodeInfo(name="nas", address="127.0.0.1")]
     settings = NodeSettings(name="", quick=True, threads=1, quantizations=("Q8_0",), disk_folder=str(tmp_path))
-    settings = _with(settings, cache_folder=str(tmp_path / "rates"))
+    settings = replace(settings, cache_folder=str(tmp_path / "rates"))
     try:
         report = ClusterProbe(engine, "127.0.0.1", settings, FAST, nodes=infos).run()
         assert engine.statuses() == []
@@ -133,6 +152,19 @@ def test_the_command_writes_a_file_and_one_document(tmp_path: Path) -> None:
     cluster = load_cluster(out)
     assert cluster.node("desk").memory_bytes == document["cluster"]["nodes"][0]["memory_bytes"]
     assert cluster.node("desk").rates[0].quantization == "Q8_0"
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize(("options", "at_most_s"), [(["--quick"], 10.0), ([], 60.0)])
+def test_a_probe_of_an_empty_cache_is_quick(tmp_path: Path, options: list[str], at_most_s: float) -> None:
+    env = os.environ | {"SHARDWISE_STATE": str(tmp_path / "state"), "SHARDWISE_CACHE": str(tmp_path / "cache")}
+    env = {name: value for name, value in env.items() if not name.startswith("OPENBLAS")}
+    started_s = CLOCK.now_s()
+    done = subprocess.run([sys.executable, "-m", "shardwise.cli", "probe", *options], env=env, capture_output=True, timeout=120)
+    took_s = CLOCK.now_s() - started_s
+    print(f"probe {' '.join(options)}, cold: {took_s:.1f} s\n{done.stdout.decode()}")
+    assert done.returncode == 0, done.stderr.decode()
+    assert took_s < at_most_s
 
 
 def test_a_wrong_quantization_is_refused() -> None:

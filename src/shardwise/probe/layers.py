@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ _COMMAND = ("-m", "shardwise.cluster.child", "shardwise.probe.layer_process")
 _LONG, _SHORT = 3, 1
 _SMALL_LONG = 33
 _KV_CONTEXT_TOKENS = 2048
+_KV_ROWS = 64
 
 
 def _spawn() -> subprocess.Popen[bytes]:
@@ -69,20 +71,40 @@ def fixed_layer_cost(*, threads: int, budget_s: float, clock: Clock, gpu_layers:
     return measurement(result.rows[0].layer_s, f"layers of {SMALL.hidden}", clock)
 
 
-def kv_rates(kv_type: str, element_bytes: float, *, threads: int, budget_s: float, clock: Clock) -> RateTable:
-    """Rate at which decode reads the KV cache: a row after many positions against a row after none."""
-    more = {"budget_s": budget_s, "kv_type": kv_type, "context_tokens": _KV_CONTEXT_TOKENS}
-    result = _time_synthetic(KV_HEAVY, _LONG, "Q8_0", threads, decode_rows=(1,), prefill_rows=(256,), **more)
+def kv_rates(
+    kv_type: str, element_bytes: float, *, threads: int, budget_s: float, clock: Clock, gpu_layers: int = 0
+) -> RateTable:
+    """What the KV cache costs: a row, and a chunk, after many positions against the same after none.
+
+    Bytes/s are of decode, FLOP/s of a chunk's attention (scores and values: 4 x hidden a row and position).
+    `StageLoadFailed` where the difference is lost in noise.
+    """
+    rows = {"decode_rows": (1,), "prefill_rows": (_KV_ROWS, 256), "far_prefill_rows": _KV_ROWS}
+    more = {"budget_s": budget_s, "kv_type": kv_type, "context_tokens": _KV_CONTEXT_TOKENS, "gpu_layers": gpu_layers}
+    result = _time_synthetic(KV_HEAVY, _LONG, "Q8_0", threads, **rows, **more)
+    return kv_table(kv_type, element_bytes, result, clock)
+
+
+def kv_table(kv_type: str, element_bytes: float, result: LayerResult, clock: Clock) -> RateTable:
+    """The rates from the timings of `kv_rates`."""
     read_bytes = KV_HEAVY.kv_bytes_per_token(element_bytes) * _KV_CONTEXT_TOKENS
-    near_s = statistics.median(result.rows[0].layer_s)
-    rates = [read_bytes / max(1e-9, far_s - near_s) for far_s in result.far_layer_s]
-    method = f"decode after {_KV_CONTEXT_TOKENS} positions"
+    flops = 4.0 * KV_HEAVY.hidden * _KV_ROWS * _KV_CONTEXT_TOKENS
+    one, chunk = (next(found.layer_s for found in result.rows if found.rows == rows) for rows in (1, _KV_ROWS))
+    method = f"after {_KV_CONTEXT_TOKENS} positions"
     return RateTable(
         quantization=f"KV_{kv_type.upper()}",
         library=_library(result),
-        compute_flops_per_s=measurement([result.rows[-1].rows * 2.0 * KV_HEAVY.num_weights / near_s], method, clock),
-        weight_bytes_per_s=measurement(rates, method, clock),
+        compute_flops_per_s=_extra_rate(flops, result.far_prefill_layer_s, chunk, f"{_KV_ROWS} rows {method}", clock),
+        weight_bytes_per_s=_extra_rate(read_bytes, result.far_layer_s, one, f"decode {method}", clock),
     )
+
+
+def _extra_rate(amount: float, far_s: Sequence[float], near_s: Sequence[float], method: str, clock: Clock) -> Measurement:
+    """What the longer time did more, by the time that it took more; samples shorter than the median of `near_s` say nothing."""
+    base_s = statistics.median(near_s)
+    if statistics.median(far_s) <= base_s:
+        raise StageLoadFailed("the KV cache's rate is lost in the noise", where=method, hint="probe again on a quiet machine")
+    return measurement([amount / (each_s - base_s) for each_s in far_s if each_s > base_s], method, clock)
 
 
 def model_rates(model: ModelDescription, folder: Path, *, threads: int, budget_s: float, clock: Clock) -> RateTable:

@@ -2,7 +2,7 @@
 
 memory that a model may use -> memory bandwidth -> compute -> disk -> layers through the real backend per quantization.
 **Promises** each figure carries spread, number of samples, method and date; a figure that cannot be had is left out with
-a note, never invented; rates measured before under the same key come from the cache unless `fresh`.
+a note, never invented, and so is one that cannot be; rates measured before under the same key come from the cache unless `fresh`.
 **Fails when** not even memory bandwidth can be measured. **Called by** the probe worker and the command line.
 """
 
@@ -20,6 +20,7 @@ from shardwise.machines.profile_cache import ProfileCache, RateKey
 from shardwise.model import describe_model
 from shardwise.probe import compute, disk, layers, memory
 from shardwise.probe.devices import Accelerator, list_accelerators
+from shardwise.probe.plausible import Ceilings, why_impossible
 from shardwise.probe.statistics import measurement
 from shardwise.records import Record, replace
 from shardwise.stage.llama import library
@@ -69,6 +70,7 @@ class NodeSuite:
         self._notes: list[str] = []
         self._library = ""
         self._fixed: dict[int, Measurement | None] = {}
+        self._ceilings = {_ALL_GPU_LAYERS: Ceilings()}  # by layers on a GPU
 
     def run(self) -> NodeReport:
         """Measure; takes under ten seconds with `quick`, under a minute otherwise (on a machine that is free)."""
@@ -84,6 +86,7 @@ class NodeSuite:
         self._say("disk", 0.12)
         disk_rate = self._disk()
         accelerators = self._accelerators()
+        self._ceilings[0] = Ceilings.of_cpu(memory_rate, compute_rate)
         rates = self._all_rates(gpu_layers=0, device=_cpu_name(settings.num_threads), done=0.2, share=0.8)
         profile = NodeProfile(
             name=settings.name,
@@ -93,7 +96,7 @@ class NodeSuite:
             disk_bytes_per_s=disk_rate,
             num_cores=usable_cores(),
             rates=tuple(rates),
-            devices=tuple(self._device(accelerator) for accelerator in accelerators),
+            devices=tuple(device for found in accelerators for device in self._device(found)),
         )
         self._say("done", 1.0)
         took_s = self._clock.now_s() - started_s
@@ -118,20 +121,24 @@ class NodeSuite:
             self._notes.append(error.one_line())
             return []
 
-    def _device(self, found: Accelerator) -> DeviceProfile:
-        """A GPU's figures come from its layers: there is no triad on it."""
+    def _device(self, found: Accelerator) -> list[DeviceProfile]:
+        """A GPU's figures come from its layers: there is no triad on it. Without them it is no device to plan with."""
         rates = self._all_rates(gpu_layers=_ALL_GPU_LAYERS, device=f"{found.kind} {found.name}", done=0.9, share=0.1)
-        best = max(rates, key=lambda r: r.weight_bytes_per_s.value, default=None)
-        fastest = max(rates, key=lambda r: r.compute_flops_per_s.value, default=None)
-        unknown = measurement([1.0], "could not be measured", self._clock)
-        return DeviceProfile(
+        weights = [rate for rate in rates if not rate.quantization.startswith("KV_")]
+        if not weights:
+            self._notes.append(f"{found.name} was left out: no layer could be measured on it")
+            return []
+        best = max(weights, key=lambda rate: rate.weight_bytes_per_s.value)
+        fastest = max(weights, key=lambda rate: rate.compute_flops_per_s.value)
+        device = DeviceProfile(
             kind=found.kind,
             name=found.name,
             memory_bytes=found.free_bytes,
-            memory_bytes_per_s=best.weight_bytes_per_s if best is not None else unknown,
-            compute_flops_per_s=fastest.compute_flops_per_s if fastest is not None else unknown,
+            memory_bytes_per_s=best.weight_bytes_per_s,
+            compute_flops_per_s=fastest.compute_flops_per_s,
             rates=tuple(rates),
         )
+        return [device]
 
     def _all_rates(self, *, gpu_layers: int, device: str, done: float, share: float) -> list[RateTable]:
         """One table a quantization, one for the KV cache, one for the user's model."""
@@ -141,15 +148,16 @@ class NodeSuite:
         wanted = [*settings.chosen_quantizations()]
         jobs = len(wanted) + (0 if settings.quick else 1) + bool(settings.model)
         out: list[RateTable] = []
+        ceilings = self._ceilings[gpu_layers]
         for index, quantization in enumerate(wanted):
             self._say(f"{quantization} layers", done + share * index / jobs)
-            out += self._guarded(lambda q=quantization: self._rates(q, device, gpu_layers))  # type: ignore[misc]
+            out += self._guarded(lambda q=quantization: self._rates(q, device, gpu_layers), ceilings)  # type: ignore[misc]
         if not settings.quick:
             self._say("KV cache", done + share * len(wanted) / jobs)
-            out += self._guarded(lambda: self._kv("f16", device))
+            out += self._guarded(lambda: self._kv("f16", device, gpu_layers), ceilings)
         if settings.model and gpu_layers == 0:
             self._say("layers of the model", done + share * (jobs - 1) / jobs)
-            for real in self._guarded(self._model_rates):
+            for real in self._guarded(self._model_rates, ceilings):
                 out = [real, *(table for table in out if table.quantization != real.quantization)]
         return out
 
@@ -171,15 +179,20 @@ class NodeSuite:
                 gpu_layers=gpu_layers,
             )
 
-        return self._cached(quantization, device, measure)
+        return self._cached(quantization, device, measure, self._ceilings[gpu_layers])
 
-    def _kv(self, kv_type: str, device: str) -> RateTable:
+    def _kv(self, kv_type: str, device: str, gpu_layers: int) -> RateTable:
         def measure() -> RateTable:
             return layers.kv_rates(
-                kv_type, _KV_ELEMENT_BYTES[kv_type], threads=self._settings.num_threads, budget_s=2.0, clock=self._clock
+                kv_type,
+                _KV_ELEMENT_BYTES[kv_type],
+                threads=self._settings.num_threads,
+                budget_s=2.0,
+                clock=self._clock,
+                gpu_layers=gpu_layers,
             )
 
-        return self._cached(f"KV_{kv_type.upper()}", device, measure)
+        return self._cached(f"KV_{kv_type.upper()}", device, measure, self._ceilings[gpu_layers])
 
     def _model_rates(self) -> RateTable:
         settings = self._settings
@@ -188,7 +201,7 @@ class NodeSuite:
         budget_s = 3.0 if settings.quick else 8.0
         return layers.model_rates(model, folder, threads=settings.num_threads, budget_s=budget_s, clock=self._clock)
 
-    def _cached(self, quantization: str, device: str, measure: Callable[[], RateTable]) -> RateTable:
+    def _cached(self, quantization: str, device: str, measure: Callable[[], RateTable], ceilings: Ceilings) -> RateTable:
         settings = self._settings
         if not settings.cache_folder:
             return measure()
@@ -197,17 +210,22 @@ class NodeSuite:
         known = None if settings.fresh else cache.get(key)
         if known is None and settings.quick and not settings.fresh:
             known = cache.get(replace(key, kernel=""))  # a longer run serves a quick one
-        if known is None:
+        if known is None or why_impossible(known, ceilings):
             known = measure()
-            cache.put(key, known)
+            if not why_impossible(known, ceilings):
+                cache.put(key, known)
         return known
 
-    def _guarded(self, measure: Callable[[], RateTable]) -> list[RateTable]:
+    def _guarded(self, measure: Callable[[], RateTable], ceilings: Ceilings) -> list[RateTable]:
         try:
-            return [measure()]
+            table = measure()
         except ShardwiseError as error:
             self._notes.append(error.one_line())
             return []
+        against = why_impossible(table, ceilings)
+        if against:
+            self._notes.append(against)
+        return [] if against else [table]
 
 
 def _cpu_name(threads: int) -> str:
