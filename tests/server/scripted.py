@@ -44,7 +44,7 @@ class ScriptedGeneration:
         state = SimpleNamespace(
             clock=SystemClock(), metrics=SimpleNamespace(overhead=overhead), settings=SimpleNamespace(keepalive_s=10.0)
         )
-        return GenerationStream(state, self, answer)  # type: ignore[arg-type]
+        return GenerationStream(state, self, answer, {"type": "http"})  # type: ignore[arg-type]
 
     def attach(self, on_tokens: Any, write_now: Any = None) -> None:
         self._on_tokens = on_tokens

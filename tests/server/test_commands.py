@@ -11,9 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -25,33 +22,8 @@ from shardwise.errors import AuthenticationFailed, ConnectFailed
 from shardwise.server import top
 from shardwise.server.command import log_to_stderr
 
+from .process import PROGRAM, serving
 from .running import Running, wait_until
-
-PROGRAM = [sys.executable, "-m", "shardwise"]
-
-
-@contextmanager
-def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """A `shardwise serve` process, its address, and its lines so far; ended with SIGKILL if it must be."""
-    command = [*PROGRAM, "serve", "sample", "--port", "0", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    lines: list[str] = []
-    assert process.stderr is not None
-    reader = threading.Thread(target=lambda: lines.extend(iter(process.stderr.readline, "")), daemon=True)  # type: ignore[union-attr]
-    reader.start()
-    try:
-        wait_until(lambda: "http://" in "".join(lines) or process.poll() is not None, 60, "the address")
-        found = re.search(r"http://[\d.:]+", "".join(lines))
-        assert found, lines
-        yield process, found.group(), lines
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(timeout=30)
-        reader.join(timeout=10)
-        process.stderr.close()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def test_serve_answers_while_it_loads_then_generates_then_drains() -> None:

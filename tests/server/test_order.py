@@ -61,7 +61,7 @@ class Recording:
     """An asyncio transport that keeps what the loop would write."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.written = connection, b""
+        self.connection, self.written, self.aborted = connection, b"", False
 
     def get_extra_info(self, name: str) -> Any:
         return self.connection if name == "socket" else None
@@ -77,6 +77,9 @@ class Recording:
 
     def close(self) -> None:
         self.connection.close()
+
+    def abort(self) -> None:
+        self.aborted = True
 
 
 def test_what_the_socket_did_not_take_goes_before_what_follows() -> None:

@@ -62,6 +62,14 @@ class Activity:
         with self._lock:
             self.total_generated_tokens += 1
 
+    def free_id(self, wanted: str) -> str:
+        """An id that no request in flight has: clients may name theirs, and name two alike."""
+        found, number = wanted, 1
+        while found in self.active:
+            number += 1
+            found = f"{wanted}-{number}"
+        return found
+
     def begin(self, active: Active) -> None:
         self.total_requests += 1
         self.active[active.id] = active

@@ -111,6 +111,9 @@ def serve_command(
 
     def ready(slot: EngineSlot, engine: Engine) -> None:
         say(f"ready: {engine.model.name} {engine.model.quantization} in {len(engine.stages)} stage(s); Ctrl-C drains and ends")
+        if left := getattr(engine, "unfinished", ()):
+            what = "1 answer of an earlier server was" if len(left) == 1 else f"{len(left)} answers of an earlier server were"
+            say(f"{what} not finished; whoever waited has to ask again")
         slot.expectation = expect(engine)
 
     serve_forever(launch, settings, keys=keys, on_listening=listening, on_ready=ready)

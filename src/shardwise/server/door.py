@@ -6,6 +6,7 @@ One line of log a request (id, client, method, path, status, seconds, bytes): ne
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardwise.server.body import check_json, read_body, replay
 from shardwise.server.origin import check_host, check_origin, preflight_headers
-from shardwise.server.problems import Problem
+from shardwise.server.problems import Problem, cut_short
 from shardwise.server.state import ServerState
 
 log = logging.getLogger("shardwise.server.access")
@@ -62,13 +63,18 @@ class Door:
         scope["shardwise.request_id"] = answer.request_id
         started_s = self._state.clock.now_s()
 
+        def mark(message: Message) -> None:
+            out = MutableHeaders(scope=message)
+            marks = answer.extra | self._fallback() | {"X-Request-Id": answer.request_id}
+            for name, value in (_SECURITY_HEADERS | marks).items():
+                out[name] = value
+
+        scope["shardwise.mark"] = mark
+
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer.status = message["status"]
-                out = MutableHeaders(scope=message)
-                marks = answer.extra | self._fallback() | {"X-Request-Id": answer.request_id}
-                for name, value in (_SECURITY_HEADERS | marks).items():
-                    out[name] = value
+                mark(message)
             else:
                 answer.num_bytes += len(message.get("body", b""))
             await send(message)
@@ -82,6 +88,9 @@ class Door:
                 await early(scope, receive, send_marked)
         except Problem as problem:
             await problem.response()(scope, receive, send_marked)
+        except asyncio.CancelledError:  # the server ends, and the drain was too short for this one
+            if not answer.status:
+                await cut_short().response()(scope, receive, send_marked)
         finally:
             self._record(scope, answer, self._state.clock.now_s() - started_s)
 

@@ -5,7 +5,8 @@ and takes them without waiting (`pop`). A failure of one choice ends all. `close
 every way out: the end, an error, a disconnected client, a cancelled task.
 
 Where a writer is attached and nothing is on its way through the bridge, a plain token does not take that way: it is written in
-the driver's thread. Then nobody else touches the generation, because the loop does so only for what is on its way.
+the driver's thread. Then nobody else touches the generation, because the loop does so only for what is on its way. The very
+first token of a stream is written so as well, with the head of the response; the loop is told that it has begun.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from shardwise.server.state import ServerState
 from shardwise.session.request import GenerationRequest, Token
 
 T = TypeVar("T")
+Write = Callable[[int, Token, float], bool]  # choice, token, when it came; False where it cannot be written at once
+_WRITTEN = -1  # instead of a choice: the loop has nothing to write
 
 
 class ClientGone(Exception):
@@ -45,7 +48,10 @@ class Generation:
         self._client = client
         self._arrived: deque[Arrived] = deque()
         self._on_tokens: Callable[[], None] | None = None
-        self._write_now: Callable[[int, Token, float], bool] | None = None
+        self._write_first: Write | None = None
+        self._write_now: Write | None = None
+        self._came = False  # an event, by whichever way
+        self._begun = False  # the first token is written
         self._on_the_way = 0  # events that the loop has not handled yet
         self._lock = threading.Lock()
         self._waiter: asyncio.Future[None] | None = None
@@ -59,8 +65,11 @@ class Generation:
     def id(self) -> str:
         return self._active.id
 
-    def start(self) -> None:
-        """Submit everything, or nothing: raises a `Problem` when one is refused."""
+    def start(self, write_first: Write | None = None) -> None:
+        """Submit everything, or nothing: raises a `Problem` when one is refused.
+
+        `write_first` is offered the first token, in the driver's thread, where all have been accepted by then.
+        """
         engine = self._state.engine()
         self._state.activity.begin(self._active)
         try:
@@ -69,19 +78,29 @@ class Generation:
         except ShardwiseError as error:
             self.close()
             raise from_error(error) from error
+        with self._lock:
+            if not self._came:
+                self._write_first = write_first
 
     async def wait_first(self) -> None:
         """Until a token went all the way: only then may the answer say 200. Raises a `Problem` where none will come."""
-        self._first = await self.next()
+        while not self._begun and self.running:
+            if (item := self.pop()) is not None:
+                self._first = item
+                return
+            await self._woken()
 
     async def next(self) -> tuple[int, Token, float] | None:
         """The next token (choice, token, when the driver gave it out); None when all choices have ended."""
         while (item := self.pop()) is None and self.running:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._woken()
         return item
 
-    def attach(self, on_tokens: Callable[[], None], write_now: Callable[[int, Token, float], bool] | None = None) -> None:
+    async def _woken(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def attach(self, on_tokens: Callable[[], None], write_now: Write | None = None) -> None:
         """Call `on_tokens`, in the loop, whenever something is there for `pop`: the first time now.
 
         `write_now` is offered each plain token before, in the driver's thread; False where it cannot be written at once.
@@ -167,16 +186,21 @@ class Generation:
         bridge = self._state.bridge()
         arrived = bridge.arrived(choice, event)
         with self._lock:
-            if not self._on_the_way and self._written_now(arrived) and choice in self._open:
-                return
+            first, self._write_first, self._came = self._write_first, None, True
+            write = first or (None if self._on_the_way else self._write_now)
+            if write is not None and self._written(write, arrived):
+                if first is None and choice in self._open:
+                    return
+                self._begun = self._begun or first is not None
+                arrived = Arrived(_WRITTEN, event, arrived.at_s)  # the loop only sees that it has begun, or ended
             self._on_the_way += 1
-        bridge.post(self, arrived)  # where it was the last one and is written already, the loop only sees that it has ended
+        bridge.post(self, arrived)
 
-    def _written_now(self, arrived: Arrived) -> bool:
+    def _written(self, write: Write, arrived: Arrived) -> bool:
         token = arrived.event
-        if self._write_now is None or self._ended or isinstance(token, ShardwiseError) or token.visits:
+        if self._ended or isinstance(token, ShardwiseError) or token.visits or token.finish_reason == "cancelled":
             return False
-        if token.finish_reason == "cancelled" or not self._write_now(arrived.choice, token, arrived.at_s):
+        if not write(arrived.choice, token, arrived.at_s):
             return False
         self._account(arrived, token)
         if token.finish_reason:

@@ -86,7 +86,7 @@ def make_generation(
     """`choices` generations of each prompt, seeds counted up so that they differ and yet repeat."""
     engine = state.engine()
     base = sampling_settings(fields, vocab_size=engine.model.vocab_size, grammar=grammar, num_logprobs=num_logprobs)
-    request_id = request_id_of(request)
+    request_id = state.activity.free_id(request_id_of(request))
     traceparent = request.headers.get("traceparent", "")
     traced = state.traces.wants(traceparent)
     requests = [

@@ -104,6 +104,11 @@ def unavailable(reason: str, status: str, expected_s: float | None, progress: fl
     )
 
 
+def cut_short() -> Problem:
+    """503: the server ended before the answer was whole."""
+    return Problem(503, "the server was ended before the answer was whole; ask again", code="server_ended", retry_after_s=5.0)
+
+
 def from_error(error: ShardwiseError) -> Problem:
     """A failure of the deployment as the client should see it."""
     message = error.one_line()

@@ -7,6 +7,7 @@ the deployment is closed. A second signal ends at once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import signal
@@ -31,6 +32,8 @@ from shardwise.transport.promptness import prefer_promptness
 log = logging.getLogger("shardwise.server")
 
 SWITCH_INTERVAL_S = 0.0005
+_BACKLOG = 2048
+_LAST_WORDS_S = 2.0
 
 OnProgress = Callable[[str, float], None]
 
@@ -72,6 +75,17 @@ class Server(uvicorn.Server):
         finally:
             sys.setswitchinterval(before_s)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; after a second signal, too, who waits is told so, and the application ends in order."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            running = set(self.server_state.tasks)
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running, timeout=_LAST_WORDS_S)
+            await self.lifespan.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """As uvicorn's, but a signal that was handled is not raised again: the workers are still to be ended in order."""
@@ -95,12 +109,14 @@ class Server(uvicorn.Server):
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """A bound socket, so that a port that is taken is an error before anything is loaded. Port 0 takes a free one."""
+    """A socket that listens, so that a port that is taken is an error before anything is loaded, and that who connects from the
+    first moment on is answered once the server runs. Port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((settings.host.strip("[]"), settings.port))
+        bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
         raise UsageError(
@@ -133,6 +149,7 @@ def serve_forever(
         log_config=None,
         access_log=False,
         server_header=False,
+        backlog=_BACKLOG,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         timeout_keep_alive=30,
     )

@@ -1,13 +1,14 @@
 """A generation's tokens as server-sent events, written at once: in the driver's thread, or in the loop's turn in which they come.
 
-    driver's thread -> Generation -> write_now -> answer.piece -> line -> socket           (plain tokens)
-                                  -> bridge -> on_tokens -> answer.piece -> send -> socket (the first, the last, failures)
+    driver's thread -> Generation -> write_first, write_now -> answer.piece -> line -> socket
+                                  -> bridge -> on_tokens -> answer.piece -> send -> socket  (traced tokens, failures, the end)
 
 There is no task between: waking one for each token took as long as everything else that is done here. Only where the client
 does not keep up (`send` waits) a task waits for it, and what has come meanwhile follows in one piece.
 
 **Promises:** the headers go out after the first token really arrived; every way out runs `Generation.close`: the end, a failure
-(an event with an error, never a silent end), a client that left. **Fails when:** the client is gone. **Called by:** the routes.
+or the server's end (an event with an error, never a silent end), a client that left. **Fails when:** the client is gone.
+**Called by:** the routes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from shardwise.server import sse
 from shardwise.server.generation import Generation
 from shardwise.server.line import Line
-from shardwise.server.problems import Problem
+from shardwise.server.problems import Problem, cut_short
 from shardwise.server.state import ServerState
 from shardwise.session.request import Token
 
@@ -47,12 +48,18 @@ class GenerationStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, state: ServerState, generation: Generation, answer: StreamedAnswer) -> None:
+    def __init__(self, state: ServerState, generation: Generation, answer: StreamedAnswer, scope: Scope) -> None:
         super().__init__(headers=sse.HEADERS)
         del self.headers["content-length"]
         self._clock, self._overhead = state.clock, state.metrics.overhead
         self._keepalive_s = state.settings.keepalive_s
         self._generation, self._answer = generation, answer
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._line: Line | None = scope.get("shardwise.line")
+        self._mark: Callable[[Message], None] | None = scope.get("shardwise.mark")
+        self._opened = False
         self._backlog: list[Message] = []  # behind a send that waits
         self._late: deque[tuple[bytes, float]] = deque()  # from the driver's thread, for the loop to write
         self._blocked = False
@@ -60,24 +67,30 @@ class GenerationStream(Response):
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        loop = asyncio.get_running_loop()
         self._send = send
-        self._loop = loop
-        self._line: Line | None = scope.get("shardwise.line")
-        self._done: asyncio.Future[None] = loop.create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            self._write(self._answer.opening())
+            await send(self._start())
+            if not self._opened:
+                self._write(self._answer.opening())
             self._generation.attach(self.on_tokens, self.write_now)
             self._spawn(self._watch(receive))
             self._spawn(self._keep_alive())
             await self._done
+        except asyncio.CancelledError:  # the server ends, and the drain was too short for this one
+            self._cut_short()
         finally:
             self._generation.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self) -> Message:
+        return {"type": "http.response.start", "status": 200, "headers": list(self.raw_headers)}
+
+    def _cut_short(self) -> None:
+        self._generation.close()  # from here on no other thread writes
+        self._write_late()
+        self._write(self._answer.failed(cut_short()), more=False)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(self._loop.create_task(work))
@@ -99,6 +112,25 @@ class GenerationStream(Response):
         finally:
             if not whole:  # a defect: the connection ends, so that the client does not wait for ever
                 self._finish()
+
+    def write_first(self, choice: int, token: Token, at_s: float) -> bool:
+        """The head and the first token, in the driver's thread, before the loop calls this response."""
+        if self._line is None or self._mark is None or not self._line.is_fresh:
+            return False
+        try:
+            piece = self._answer.opening() + self._answer.piece(choice, token)
+        except Exception:  # the driver serves others as well
+            log.exception("a stream broke")
+            self._soon(self._finish)
+            return True
+        self._opened = self._wrote = True
+        start = self._start()
+        self._mark(start)
+        if self._line.begin(start["headers"], piece):
+            self._overhead.observe(self._clock.now_s() - at_s)
+        else:
+            self._late.append((piece, at_s))  # follows the head
+        return True
 
     def write_now(self, choice: int, token: Token, at_s: float) -> bool:
         """Write a token in the driver's thread; False where it has to go through the loop."""

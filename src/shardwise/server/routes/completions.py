@@ -50,11 +50,12 @@ async def completions(request: Request, body: CompletionRequest, state: Annotate
         endpoint="completions",
     )
     answer = CompletionAnswer(state, engine, body, prompts, generation, model_name)
+    stream = GenerationStream(state, generation, answer, request.scope) if body.stream else None
     async with generation.unless_streaming() as keep:
-        generation.start()
+        generation.start(stream.write_first if stream is not None else None)
         await unless_disconnected(request, generation.wait_first())
-        if body.stream:
-            return keep(GenerationStream(state, generation, answer))
+        if stream is not None:
+            return keep(stream)
         return Response(await unless_disconnected(request, answer.whole()), media_type="application/json")
 
 

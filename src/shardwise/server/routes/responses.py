@@ -39,11 +39,12 @@ async def responses(request: Request, body: ResponseRequest, state: Annotated[Se
     )
     head = response_head(body, f"resp_{generation.id}", state.clock.wall_s(), model_name)
     output = ResponseOutput(head, plan.choice(engine, 0, -1), len(plan.prompt))
+    stream = GenerationStream(state, generation, output, request.scope) if body.stream else None
     async with generation.unless_streaming() as keep:
-        generation.start()
+        generation.start(stream.write_first if stream is not None else None)
         await unless_disconnected(request, generation.wait_first())
-        if body.stream:
-            return keep(GenerationStream(state, generation, output))
+        if stream is not None:
+            return keep(stream)
         await unless_disconnected(request, _collect(generation, output))
         return Response(msgspec.json.encode(output.as_dict(output.status)), media_type="application/json")
 
