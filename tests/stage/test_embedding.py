@@ -11,7 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
 from shardwise.errors import UsageError
-from shardwise.stage.llama.dequantize import Dequantizer
+from shardwise.stage.llama.dequantize import MatrixRows
 from shardwise.stage.llama.embedding import TokenEmbedding
 
 TYPES = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
@@ -27,7 +27,7 @@ def test_rows_are_equal_to_the_bit(name: str) -> None:
     numbers = np.array([0, 49, 3, 3, 17], dtype=np.int32)
     with np.errstate(all="ignore"):  # random bytes hold infinities and NaNs too
         wanted = np.ascontiguousarray(dequantize(matrix[numbers], kind), dtype=np.float32)
-    got = Dequantizer(int(kind)).rows(matrix, numbers, columns)
+    got = MatrixRows(matrix, int(kind), columns).take(numbers.tolist())
     assert got.shape == (5, columns)
     finite = np.isfinite(wanted)
     assert finite.mean() > 0.5
@@ -36,7 +36,7 @@ def test_rows_are_equal_to_the_bit(name: str) -> None:
 
 def test_plain_floats() -> None:
     matrix = np.arange(12, dtype=np.float32).reshape(4, 3)
-    assert np.array_equal(Dequantizer(0).rows(matrix, np.array([2, 0], dtype=np.int32), 3), matrix[[2, 0]])
+    assert np.array_equal(MatrixRows(matrix, 0, 3).take([2, 0]), matrix[[2, 0]])
 
 
 def test_the_sample(sample_gguf: Path) -> None:

@@ -11,8 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import zmq
-
 from shardwise.bench.deployment_runner import open_home
 from shardwise.bench.lab import AnyLab
 from shardwise.bench.scenario import Network
@@ -22,6 +20,7 @@ from shardwise.machines.profile import LinkProfile
 from shardwise.probe.link_task import LinkReport, LinkSettings, LinkTarget
 from shardwise.probe.links import Echo, LinkProbe, link_kind
 from shardwise.records import Record, from_json, replace, to_json
+from shardwise.transport.promptness import prompt_context
 from shardwise.transport.security import AllowList, Authenticator, NodeKeys
 
 _MODULE = "shardwise.bench.prediction_link"
@@ -77,7 +76,7 @@ def _echo(lab: AnyLab | None, host: str, asker: str) -> Iterator[LinkTarget]:
 def run_echo(host: str, asker: str) -> None:
     """Answer pings until standard input ends."""
     keys = NodeKeys.generate()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = prompt_context()
     allowed = AllowList()
     allowed.allow(asker, "ping")
     authenticator = Authenticator(context, allowed)
@@ -94,7 +93,7 @@ def run_echo(host: str, asker: str) -> None:
 def run_ping() -> None:
     """One measurement."""
     job = from_json(sys.stdin.buffer.read(), PingJob, where="standard input")
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = prompt_context()
     probe = LinkProbe(context, "ping", job.target, NodeKeys(public=job.public, secret=job.secret), SystemClock())
     try:
         report = probe.run(job.settings, "ethernet")

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from shardwise.cluster.engine import ClusterEngine
 from shardwise.cluster.local import LocalEngine
 from shardwise.deploy.deployment import Deployment
@@ -26,6 +24,7 @@ from shardwise.model.resolve import describe_model, resolve_model
 from shardwise.session.driver import Driver
 from shardwise.session.journal import Journal
 from shardwise.session.peers import DriverSettings, Route
+from shardwise.transport.promptness import prompt_context
 from shardwise.transport.security.keys import NodeKeys
 
 OnProgress = Callable[[str, float], None]  # what is being done, share done (0..1)
@@ -77,7 +76,7 @@ def launch(
     manifest, files = prepare_slices(description, options, lambda done, total: say("slicing", done / max(total, 1)))
     places = placements or [Placement() for _ in files]
     tokenizer = LlamaTokenizer(description.source.paths[0], description.tokenizer.chat_template)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = prompt_context()
     keys = NodeKeys.generate() if options.encrypt else None
     settings = DriverSettings(
         num_stages=len(files),

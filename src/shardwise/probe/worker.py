@@ -11,8 +11,6 @@ import os
 import sys
 import threading
 
-import zmq
-
 from shardwise.clock import SystemClock
 from shardwise.cluster.control_link import MessageClient
 from shardwise.cluster.interfaces import list_interfaces, url_host
@@ -35,6 +33,7 @@ from shardwise.probe.orders import (
     Request,
 )
 from shardwise.records import Record, from_json
+from shardwise.transport.promptness import prompt_context
 from shardwise.transport.security import AllowList, Authenticator, NodeKeys
 
 _MAX_CONFIG_BYTES = 2**20
@@ -66,7 +65,7 @@ class ProbeWorker:
         allowed = AllowList()
         for public, name in config.peers.items():
             allowed.allow(public, name)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = prompt_context()
         self._authenticator = Authenticator(self._context, allowed)
         self._echo = Echo(self._context, f"tcp://{url_host(config.host)}:*", config.name, self._keys, self._clock)
 

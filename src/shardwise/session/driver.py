@@ -20,14 +20,7 @@ from collections.abc import Callable
 import zmq
 
 from shardwise.clock import Clock, SystemClock
-from shardwise.errors import (
-    NetworkError,
-    QueueFull,
-    ReplyTimeout,
-    SessionLost,
-    ShardwiseError,
-    from_record,
-)
+from shardwise.errors import NetworkError, QueueFull, ReplyTimeout, SessionLost, ShardwiseError, from_record
 from shardwise.session.bell import Bell
 from shardwise.session.clock_offsets import ClockOffsets
 from shardwise.session.handle import SessionHandle
@@ -62,6 +55,7 @@ from shardwise.transport.messages import (
     Stats,
     StatsRequest,
 )
+from shardwise.transport.promptness import prefer_promptness
 from shardwise.transport.security.keys import NodeKeys
 
 IDLE_WAIT_S = 0.25
@@ -197,6 +191,7 @@ class Driver:
     # -- the driver's thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        prefer_promptness()
         next_probe_s = self.clock.now_s()
         while self._running:
             self.peers.wait(IDLE_WAIT_S)

@@ -20,6 +20,7 @@ from shardwise.stage.config import WorkerConfig, read_config
 from shardwise.stage.worker import StageWorker
 from shardwise.transport.channel import Outbox
 from shardwise.transport.messages import failure_of
+from shardwise.transport.promptness import prompt_context
 from shardwise.transport.security.keys import NodeKeys
 
 
@@ -51,7 +52,7 @@ def main() -> int:
         print(f"error: {error.one_line()}", file=sys.stderr)
         return 2
     _watch_parent()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = prompt_context()
     try:
         StageWorker(config, context).run()
     except ShardwiseError as error:

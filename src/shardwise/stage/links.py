@@ -54,6 +54,7 @@ class Links:
         self._greet_again: set[Outbox] = set()
         self._under_way = 0
         self._fenced: tuple[CompatibilityError, float] | None = None  # the driver went on without us: its words, since when
+        self._replies_due = False
         self._poller = zmq.Poller()
         for socket in (self.inbox.socket, self._driver.socket):
             self._poller.register(socket, zmq.POLLIN)
@@ -93,8 +94,9 @@ class Links:
             self._driver.check()
 
     def wait(self, timeout_s: float) -> None:
-        """Return as soon as anything can be received."""
-        self._poller.poll(round(timeout_s * 1000))
+        """Return as soon as anything can be received. 0: only look where."""
+        ready = self._poller.poll(round(timeout_s * 1000))
+        self._replies_due = any(socket is not self.inbox.socket for socket, _ in ready)
 
     # -- neighbours ---------------------------------------------------------------------------------------------
 
@@ -132,8 +134,18 @@ class Links:
         return outbox
 
     def read_replies(self) -> list[AnyMessage]:
-        """Read welcomes, refusals, acknowledgements; returns what the worker should handle or the driver should hear."""
+        """Take what `wait` saw from neighbours and driver; returns what the worker should handle or the driver should hear."""
         out: list[AnyMessage] = []
+        if self._replies_due:
+            self._replies_due = False
+            self._read_all(out)
+        self._end_if_fenced()
+        if self._announce is not None and all(o is None or o.welcomed for o in (self._next, self._first)):
+            out.append(self._announce)
+            self._announce = None
+        return out
+
+    def _read_all(self, out: list[AnyMessage]) -> None:
         for outbox in (self._driver, self._next, self._first):
             try:
                 while outbox is not None and (message := outbox.receive()) is not None:
@@ -153,11 +165,6 @@ class Links:
                     out.append(self._refused(error))
         for mirror in (self._next_mirror, self._first_mirror):
             self._read_mirror(mirror)
-        self._end_if_fenced()
-        if self._announce is not None and all(o is None or o.welcomed for o in (self._next, self._first)):
-            out.append(self._announce)
-            self._announce = None
-        return out
 
     def _end_if_fenced(self) -> None:
         """A driver that has gone on sends the new epoch at once to whomever it still wants."""

@@ -118,8 +118,8 @@ class StageWorker:
         if self.links.must_greet_again:
             self.links.wait(GREET_AGAIN_S)
             self.links.greet_again()
-        elif wait:
-            self.links.wait(IDLE_WAIT_S)
+        else:
+            self.links.wait(IDLE_WAIT_S if wait else 0)
         waited_s = self.clock.now_s() - started_s
         for reply in self.links.read_replies():
             if isinstance(reply, Wanted):

@@ -133,25 +133,28 @@ class Inbox:
         """The next message of a welcomed peer without waiting, or None."""
         while True:
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                peer = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return None
-            envelope = self._open(frames)
+            parts = [self.socket.recv(copy=False)]  # a message is there as a whole, or not at all
+            while parts[-1].more:
+                parts.append(self.socket.recv(copy=False))
+            envelope = self._open(peer, parts)
             if envelope is not None:
                 return envelope
 
-    def _open(self, frames: list[zmq.Frame]) -> Envelope | None:
-        if not 2 <= len(frames) <= MAX_FRAMES:
+    def _open(self, peer: bytes, parts: list[zmq.Frame]) -> Envelope | None:
+        if len(parts) >= MAX_FRAMES:
             self.num_malformed += 1
             return None
-        peer, header = frames[0].bytes, frames[1].buffer
+        header = parts[0].buffer
         if _HELLO_TAG in bytes(header[:16]):
-            self._greet(peer, frames[1])
+            self._greet(peer, parts[0])
             return None
         self._drop_banned()
         if peer not in self._welcomed:
             if handshake.is_hello(header):  # of another version, or broken: it gets an answer all the same
-                self._greet(peer, frames[1])
+                self._greet(peer, parts[0])
             self.num_refused += 1
             return None
         try:
@@ -159,7 +162,7 @@ class Inbox:
         except ProtocolMismatch:
             self.num_malformed += 1
             return None
-        payload = _joined([frame.buffer for frame in frames[2:]])
+        payload = _joined([part.buffer for part in parts[1:]])
         self.received_bytes += len(header) + (len(payload) if payload is not None else 0)
         return Envelope(message, payload, peer, self._welcomed[peer].stage)
 
@@ -247,7 +250,9 @@ class Outbox:
 
     def _send(self, frames: list[bytes | memoryview]) -> None:
         try:
-            self.socket.send_multipart(frames)
+            for frame in frames[:-1]:
+                self.socket.send(frame, zmq.SNDMORE)
+            self.socket.send(frames[-1])
         except zmq.Again as error:
             raise PeerClosed("the peer takes no messages", where=self.address) from error
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.errors import UsageError
-from shardwise.stage.backend import Floats, Tokens
+from shardwise.stage.backend import Floats
 from shardwise.stage.llama import library
 from shardwise.stage.llama.library import GGML_TYPE_F32
 
@@ -31,10 +31,11 @@ class _TypeTraits(ctypes.Structure):
     ]
 
 
-class Dequantizer:
-    """Turns rows of one ggml type into float32."""
+class MatrixRows:
+    """A byte matrix [R, row bytes] of one ggml type, row by row as float32."""
 
-    def __init__(self, ggml_type: int) -> None:
+    def __init__(self, matrix: npt.NDArray[Any], ggml_type: int, num_columns: int) -> None:
+        """`num_columns` is H."""
         ggml = library.ggml()
         ggml.ggml_get_type_traits.restype = ctypes.POINTER(_TypeTraits)
         ggml.ggml_get_type_traits.argtypes = [ctypes.c_int]
@@ -43,14 +44,18 @@ class Dequantizer:
         self._to_float: Any = traits.to_float
         if not self._is_f32 and not self._to_float:
             raise UsageError(f"ggml type {ggml_type} cannot be turned into floats", where="token_embd.weight")
+        self._matrix, self._num_columns = matrix, num_columns
+        self._address, self._stride = int(matrix.ctypes.data), int(matrix.strides[0])
 
-    def rows(self, matrix: npt.NDArray[Any], numbers_T: Tokens, num_columns: int) -> Floats:
-        """Rows [T, H] of a matrix; `num_columns` is H."""
+    def take(self, numbers: list[int]) -> Floats:
+        """Rows [T, H] by their numbers, which must be in range."""
         if self._is_f32:
-            return np.ascontiguousarray(matrix[numbers_T], dtype=np.float32).reshape(len(numbers_T), num_columns)
-        out_TH = np.empty((len(numbers_T), num_columns), dtype=np.float32)
-        first, stride = matrix.ctypes.data, matrix.strides[0]
-        target, step = out_TH.ctypes.data, out_TH.strides[0]
-        for index, number in enumerate(numbers_T.tolist()):
-            self._to_float(first + number * stride, target + index * step, num_columns)
+            return np.ascontiguousarray(self._matrix[numbers], dtype=np.float32).reshape(len(numbers), self._num_columns)
+        out_TH = np.empty((len(numbers), self._num_columns), dtype=np.float32)
+        if not numbers:
+            return out_TH
+        target, step = ctypes.addressof(ctypes.c_char.from_buffer(out_TH.data)), out_TH.strides[0]
+        for number in numbers:
+            self._to_float(self._address + number * self._stride, target, self._num_columns)
+            target += step
         return out_TH

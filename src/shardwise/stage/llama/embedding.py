@@ -11,7 +11,7 @@ from gguf import GGUFReader
 
 from shardwise.errors import StageLoadFailed, UsageError
 from shardwise.stage.backend import Floats, Tokens
-from shardwise.stage.llama.dequantize import Dequantizer
+from shardwise.stage.llama.dequantize import MatrixRows
 
 
 class TokenEmbedding:
@@ -26,15 +26,15 @@ class TokenEmbedding:
         if not found:
             raise StageLoadFailed("the file holds no token_embd.weight", where=path)
         tensor = found[0]
-        self._dequantize = Dequantizer(int(tensor.tensor_type))
         self.hidden_size, self.vocab_size = int(tensor.shape[0]), int(tensor.shape[1])
-        self._rows = tensor.data.reshape(self.vocab_size, -1)
-        self._scale = np.float32(scale)
+        self._rows = MatrixRows(tensor.data.reshape(self.vocab_size, -1), int(tensor.tensor_type), self.hidden_size)
+        self._scale, self._is_plain = np.float32(scale), scale == 1.0
         self.num_bytes = int(tensor.n_bytes)
 
     def lookup(self, tokens_T: Tokens) -> Floats:
         """Embeddings [T, H] of token ids [T]; ids outside the vocabulary are a `UsageError`."""
-        if len(tokens_T) and (int(tokens_T.min()) < 0 or int(tokens_T.max()) >= self.vocab_size):
+        numbers = tokens_T.tolist()
+        if numbers and not 0 <= min(numbers) <= max(numbers) < self.vocab_size:
             raise UsageError(f"a token id is outside 0..{self.vocab_size - 1}", where="prompt")
-        x_TH = self._dequantize.rows(self._rows, tokens_T, self.hidden_size)
-        return x_TH if self._scale == 1.0 else x_TH * self._scale
+        x_TH = self._rows.take(numbers)
+        return x_TH if self._is_plain else x_TH * self._scale
