@@ -23,7 +23,8 @@ from shardwise.cluster.ray_engine.settings import LABEL_IDENTITY, LABEL_INCARNAT
 from shardwise.records import Record
 
 TELL_EVERY_S = 2.0
-_LOOK_EVERY_S = 0.3
+_LOOK_EVERY_S = 0.3  # while something changes
+_CALM_EVERY_S, _CALM_AFTER_S = 1.0, 10.0
 _ANSWER_S = 3.0
 _MARK = b"shardwise-head "
 
@@ -60,7 +61,7 @@ class _Watch:
     def __init__(self, head: str) -> None:
         self._head = head
         self._clock = SystemClock()
-        self._told, self._told_s = HeadNews(), self._clock.now_s()
+        self._told, self._told_s, self._changed_s = HeadNews(), self._clock.now_s(), self._clock.now_s()
 
     def run(self) -> None:
         while not self._listens():
@@ -71,16 +72,18 @@ class _Watch:
         client = None
         while True:
             try:
-                if not self._listens():
-                    raise ConnectionError("nobody listens")  # Ray itself would try for long
-                client = client or GcsClient(address=self._head)
+                if client is None:
+                    if not self._listens():
+                        raise ConnectionError("nobody listens")  # Ray itself would try for long
+                    client = GcsClient(address=self._head)
                 nodes = client.get_all_node_info(timeout=_ANSWER_S).values()
                 raylets = sorted(_key(node.labels) for node in nodes if node.state == node.ALIVE)
                 self._tell(HeadNews(answers=True, raylets=tuple(raylets)))
             except (RayError, OSError, RuntimeError, ValueError):
                 client = None
                 self._tell(HeadNews())
-            self._clock.sleep(_LOOK_EVERY_S)
+            calm = self._clock.now_s() - self._changed_s > _CALM_AFTER_S
+            self._clock.sleep(_CALM_EVERY_S if calm else _LOOK_EVERY_S)
 
     def _listens(self) -> bool:
         host, _, port = self._head.rpartition(":")
@@ -92,6 +95,8 @@ class _Watch:
 
     def _tell(self, news: HeadNews) -> None:
         now_s = self._clock.now_s()
+        if news != self._told:
+            self._changed_s = now_s
         if news != self._told or now_s - self._told_s >= TELL_EVERY_S:
             self._told, self._told_s = news, now_s
             os.write(1, news_line(news))
