@@ -11,6 +11,7 @@ import pytest
 from shardwise.bench.lab import Lab
 from shardwise.bench.lab.state import lab_unavailable
 from shardwise.deploy import Deployment
+from shardwise.deploy.liveness import CUT_OFF_CAP_S
 from shardwise.session.recovery import RecoveryPolicy
 from shardwise.transport.faults import Fault
 from shardwise.transport.shaping import LinkShape
@@ -84,3 +85,22 @@ def test_a_hot_replica_takes_over_from_a_machine_that_is_cut_off(home: Lab, samp
             stall = f"stall {recovery.stall_s:.2f} s ({recovery.predicted_stall_s:.2f})"
             print(f"hot, {kind}: {recovery.cause}: {recovery.action}, {stall}")
         assert built.recoveries[0].action == "promote of stage 1"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["cut", "one_way_cut"])
+def test_the_driver_is_cut_off_for_longer_than_it_waits(home: Lab, deployment: Deployment, kind: str) -> None:
+    """Restarts inside the cut reach nobody before it ends; then they do, and the sentence goes on."""
+    wanted = undisturbed(deployment, request(deployment, num_tokens=NUM_TOKENS))
+    session = Watched(deployment, request(deployment, num_tokens=NUM_TOKENS))
+    session.wait_for(10)
+    actor = Actor(home, deployment)
+    actor.act(Fault(kind=kind, target="driver", at_token=10, duration_s=1.6 * CUT_OFF_CAP_S))  # type: ignore[arg-type]
+    try:
+        assert session.ids() == wanted
+    finally:
+        actor.join()
+    for recovery in deployment.recoveries[-1:]:
+        stall = f"stall {recovery.stall_s:.1f} s ({recovery.predicted_stall_s:.1f})"
+        print(f"driver, {kind}: {recovery.cause}: {recovery.action}, {stall}")
+    eventually(lambda: deployment.driver.connected and not deployment.driver.recovering, "standing again")
