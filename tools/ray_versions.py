@@ -17,11 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("SHARDWISE_CACHE", Path.home() / ".cache" / "shardwise")) / "ray-versions"
 LIFE = "tests/cluster/test_lifecycle.py::test_"
-TESTS = (  # start with a token, attach, place, kill, restart
+TESTS = (  # start with a token, attach, place, kill, restart; what the head tells of its raylets
     "tests/cluster/test_ray_engine.py",
+    "tests/cluster/test_raylet.py",
     f"{LIFE}both_are_ready_and_every_file_is_private",
     f"{LIFE}a_killed_raylet_comes_back_by_itself",
     f"{LIFE}a_killed_daemon_takes_everything_along_and_starts_again",
+    f"{LIFE}once_the_nodes_are_ready_again_work_can_be_placed_on_each",
 )
 MARKS = "not bench"  # the long ones too
 
