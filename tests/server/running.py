@@ -47,7 +47,7 @@ def running_app(app: FastAPI, slot: EngineSlot, settings: ServerSettings) -> Ite
     """Serve an application until the block ends."""
     bound = listen(settings)
     config = uvicorn.Config(
-        app, http=GuardedProtocol, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
+        app, http=GuardedProtocol, ws="none", log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
     )
     server = Server(config, app.state.shardwise)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)

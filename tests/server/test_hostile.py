@@ -104,6 +104,42 @@ def test_what_is_not_http_is_refused(server: Running, request_bytes: bytes) -> N
         assert not answer or answer.split()[1][:1] == b"4"
 
 
+M = 4 * 2**20 - 4096
+ASK = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x<|im_end|>" * (M // 11)}),
+        ("/v1/completions", {"prompt": [1] * (M // 3)}),
+        ("/v1/completions", {"prompt": [None] * (M // 6)}),
+        ("/v1/completions", {"prompt": [[1]] * (M // 5)}),
+        ("/v1/completions", {"prompt": "hi", "stop": [1] * (M // 3)}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x<|im_end|>" * (M // 11)}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [0] * (M // 3)}]}),
+        ("/v1/chat/completions", {"messages": [{}] * (M // 4)}),
+        ("/v1/chat/completions", {"messages": ASK, "tools": [1] * (M // 3)}),
+        ("/v1/chat/completions", {"messages": ASK} | {f"f{number}": 1 for number in range(M // 14)}),
+        ("/v1/chat/completions", {"messages": ASK, "stream_options": {f"f{number}": 1 for number in range(M // 14)}}),
+        ("/v1/responses", {"input": [1] * (M // 3)}),
+        ("/v1/embeddings", {"input": [None] * (M // 6)}),
+        ("/tokenize", {"content": "x<|im_end|>" * (M // 11)}),
+        ("/detokenize", {"tokens": ["x"] * (M // 5)}),
+    ],
+)
+def test_four_megabytes_of_nonsense_are_refused_soon(server: Running, path: str, body: dict[str, object]) -> None:
+    """Unbounded, half a megabyte of nulls held the loop for 0.6 s, and 128 KB of control tokens a core for 0.7 s (squared)."""
+    model = {} if path.endswith("tokenize") else {"model": "sample"}
+    data = json.dumps(model | body, separators=(",", ":")).encode()
+    assert M * 0.6 < len(data) <= 4 * 2**20
+    started_s = CLOCK.now_s()
+    answer = server.http.post(path, content=data, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422)
+    assert 10 < len(answer.json()["error"]["message"]) < 1000
+    assert CLOCK.now_s() - started_s < (15.0 if path == "/tokenize" else 6.0)
+
+
 def test_a_half_closed_socket_counts_as_gone(server: Running, deployment: Deployment) -> None:
     with connect(server) as connection:
         connection.sendall(chat_bytes(stream=True))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 import shardwise.server
 from shardwise.deploy.deployment import Deployment
+from shardwise.errors import ReplyTimeout
+from shardwise.transport.messages import Stats
 
-from .running import Running
+from .running import CLOCK, Running, running_server, wait_until
+from .scripted import CountingEngine
 
 GRAFANA = Path(shardwise.server.__file__).parent / "grafana" / "shardwise.json"
 
@@ -22,6 +28,37 @@ def values(server: Running) -> dict[str, list[tuple[dict[str, str], float]]]:
         for sample in family.samples:
             out.setdefault(sample.name, []).append((sample.labels, sample.value))
     return out
+
+
+def test_a_stage_that_does_not_answer_holds_nobody_up(deployment: Deployment) -> None:
+    """Many scrapes at once while stages are silent: health is told at once, and then every scrape has what is known."""
+    silent = threading.Event()
+    asked: list[int] = []
+
+    class Silent(CountingEngine):
+        def stats(self) -> Sequence[Stats]:
+            asked.append(1)
+            silent.wait(20)
+            raise ReplyTimeout("no stage answers")
+
+    with running_server(Silent(deployment)) as server:
+        answers: list[httpx.Response] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(httpx.get(f"{server.url}/metrics", timeout=30))) for _ in range(40)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(asked) > 1, 10, "the first scrape and the live view to ask")
+        started_s = CLOCK.now_s()
+        assert server.http.get("/health/ready").status_code == 200
+        assert server.http.post("/tokenize", json={"content": "x"}).status_code == 200
+        assert server.chat().status_code == 200
+        assert CLOCK.now_s() - started_s < 5.0
+        silent.set()
+        for thread in threads:
+            thread.join(30)
+    assert [answer.status_code for answer in answers] == [200] * 40
+    assert all("shardwise_ready 1.0" in answer.text for answer in answers)
 
 
 def test_figures_count_what_happened(server: Running, deployment: Deployment) -> None:

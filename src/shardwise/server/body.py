@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope
 from shardwise.server.problems import Problem, invalid
 
 MAX_DEPTH = 64
+MAX_FIELDS = 2048  # each unknown one would be complained about
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
@@ -59,6 +60,9 @@ def check_json(scope: Scope, body: bytes) -> None:
         raise invalid(f"the request body is not valid JSON (UTF-8): {error}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise invalid("the request body must be a JSON object", code="invalid_json")
+    largest = max((len(one) for one in [value, *value.values()] if isinstance(one, dict)), default=0)
+    if largest > MAX_FIELDS:
+        raise invalid(f"an object with {largest} fields; at most {MAX_FIELDS} are read", code="invalid_json")
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

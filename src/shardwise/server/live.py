@@ -17,7 +17,7 @@ import shardwise
 from shardwise.clock import Clock
 from shardwise.errors import ShardwiseError
 from shardwise.records import plain
-from shardwise.server import snapshot
+from shardwise.server import snapshot, sse
 from shardwise.server.activity import Activity
 from shardwise.server.engine import Availability, Engine, EngineSlot, OnMachines
 from shardwise.server.tracing import Traces
@@ -45,6 +45,7 @@ class LiveView:
         self._last_tokens = 0
         self._last_at_s = clock.now_s()
         self._latest: dict[str, Any] = {}
+        self._encoded = b""  # the same as an event, once somebody looks at it
         self._changed = asyncio.Condition()
         self._ending = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -72,18 +73,22 @@ class LiveView:
         """Add to the log: kind is good | bad | info."""
         self._events.append({"at_s": self._clock.wall_s(), "kind": kind, "text": text})
 
-    async def pictures(self) -> AsyncIterator[dict[str, Any]]:
-        """The newest picture at once, then each new one."""
+    async def pictures(self) -> AsyncIterator[bytes]:
+        """The newest picture at once, then each new one, as events; encoded once, however many look."""
         self._traces.watchers += 1
         try:
             if self._latest:
-                yield self._latest
+                yield self._event()
             while not self._ending:
                 async with self._changed:
                     await self._changed.wait()
-                yield self._latest
+                yield self._event()
         finally:
             self._traces.watchers -= 1
+
+    def _event(self) -> bytes:
+        self._encoded = self._encoded or sse.data(self._latest)
+        return self._encoded
 
     async def picture(self) -> dict[str, Any]:
         """The picture of this moment."""
@@ -91,7 +96,7 @@ class LiveView:
 
     async def _watch(self) -> None:
         while True:
-            self._latest = await asyncio.to_thread(self._draw)
+            self._latest, self._encoded = await asyncio.to_thread(self._draw), b""
             async with self._changed:
                 self._changed.notify_all()
             await self._until_next()

@@ -5,12 +5,15 @@ Buckets cover a fast card and a slow Wi-Fi. Names follow Prometheus' habits: bas
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shardwise.errors import ShardwiseError
 from shardwise.planner.types import Prediction
 from shardwise.server.activity import Activity
 from shardwise.server.engine import Engine, EngineSlot
@@ -27,6 +30,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._scrape: asyncio.Future[bytes] | None = None
         self.requests = Counter(
             "shardwise_requests", "HTTP requests by endpoint and status", ["endpoint", "status"], registry=self.registry
         )
@@ -57,6 +61,12 @@ class Metrics:
         """The exposition. Asks the stages: call it outside the event loop."""
         return generate_latest(self.registry)
 
+    async def scrape(self) -> bytes:
+        """The exposition; whoever asks at the same time gets the same one, so that many cannot use up all threads."""
+        if self._scrape is None or self._scrape.done():
+            self._scrape = asyncio.ensure_future(asyncio.to_thread(self.text))
+        return await asyncio.shield(self._scrape)
+
 
 class DeploymentCollector(Collector):
     """Figures of the moment."""
@@ -81,10 +91,11 @@ class DeploymentCollector(Collector):
         yield states
         engine = self._slot.engine
         if engine is not None:
-            yield from _deployment(engine, self._slot.expectation.prediction)
+            yield from _deployment(engine, self._slot.expectation.prediction, asks=said.ready)
 
 
-def _deployment(engine: Engine, predicted: Prediction | None) -> Iterator[Metric]:
+def _deployment(engine: Engine, predicted: Prediction | None, *, asks: bool) -> Iterator[Metric]:
+    """`asks` the stages for their figures: only where they can answer, for the rest is wanted most where they cannot."""
     recoveries = CounterMetricFamily("shardwise_recoveries", "Recoveries of sessions", labels=["action"])
     counts: dict[str, int] = {}
     for recovery in engine.recoveries:
@@ -97,9 +108,10 @@ def _deployment(engine: Engine, predicted: Prediction | None) -> Iterator[Metric
         up.add_metric([str(stage.index), stage.node, stage.state], float(stage.state in ("ready", "running", "serving")))
     yield up
     nodes = {stage.index: stage.node for stage in engine.stages}
-    stats = engine.stats()
-    yield from _stages(stats, nodes)
-    yield from _boundaries(boundaries(engine, stats, predicted))
+    with suppress(ShardwiseError):
+        stats = engine.stats() if asks else ()
+        yield from _stages(stats, nodes)
+        yield from _boundaries(boundaries(engine, stats, predicted))
     if predicted is not None:
         yield _gauge("shardwise_predicted_time_to_first_token_seconds", "Predicted", predicted.time_to_first_token_s)
         yield _gauge("shardwise_predicted_inter_token_latency_seconds", "Predicted p50", predicted.inter_token_s.p50)

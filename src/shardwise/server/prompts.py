@@ -12,10 +12,12 @@ from typing import Any
 
 from shardwise.errors import UsageError
 from shardwise.server.engine import Engine
+from shardwise.server.figures import context_tokens
 from shardwise.server.problems import impossible, invalid
 from shardwise.server.schemas.chat import ContentPart, Message, Tool, ToolCallPart
 from shardwise.server.toolcalls import GENERIC, ToolFormat
 
+_LOOK_CHARS = 65536
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 
 
@@ -66,9 +68,27 @@ def render_chat(engine: Engine, messages: Sequence[Message], tools: Sequence[Too
     return encode_prompt(engine, text)
 
 
+def encode_bounded(
+    engine: Engine, text: str, *, at_least: int = 0, add_special: bool = True, parse_special: bool = True
+) -> list[int]:
+    """Token ids of a text; 400 where they are clearly more than the context (or than `at_least`, where that is more).
+
+    A long text is looked at in growing parts: what llama.cpp needs for a text full of control tokens grows with the square of
+    its length, to minutes for four megabytes.
+    """
+    most, size = max(context_tokens(engine), at_least), _LOOK_CHARS
+    while size < len(text):
+        num = len(engine.tokenizer.encode(text[:size], add_special=add_special, parse_special=parse_special))
+        if num > most + most // 4 + 64:  # the cut may have made a few more
+            what = f"the first {size} characters of this text alone are {num} tokens"
+            raise invalid(f"{what}, and at most {most} are taken; shorten it", "prompt", "context_length_exceeded")
+        size *= 2
+    return engine.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+
 def encode_prompt(engine: Engine, text: str) -> list[int]:
     """Tokens of a prompt; a beginning-of-sequence token that the template wrote is not doubled."""
-    ids = engine.tokenizer.encode(text, add_special=True, parse_special=True)
+    ids = encode_bounded(engine, text)
     bos = engine.model.tokenizer.bos_id
     if bos is not None and ids[:2] == [bos, bos]:
         ids = ids[1:]

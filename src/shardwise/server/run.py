@@ -155,6 +155,7 @@ def serve_forever(
     config = uvicorn.Config(
         app,
         http=GuardedProtocol,
+        ws="none",  # nothing here speaks it
         log_config=None,
         access_log=False,
         server_header=False,

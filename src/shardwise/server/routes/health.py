@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 import msgspec
@@ -28,7 +27,7 @@ async def live() -> dict[str, str]:
 @router.get("/health", include_in_schema=False)
 async def ready(state: Annotated[ServerState, Depends(state_of)]) -> Response:
     """200 where generation works, 503 with the reason (and while loading progress and time left) where it does not."""
-    said = await asyncio.to_thread(state.slot.availability)
+    said = state.slot.availability()  # not in a thread: those may all be busy
     headers = {} if said.ready else unavailable(said.reason, said.status, said.expected_s).headers
     return Response(
         msgspec.json.encode(availability_dict(said) | ({} if said.ready else _error(said))),
@@ -56,4 +55,4 @@ def _error(said: Availability) -> dict[str, Any]:
 @router.get("/metrics", responses=ok("Prometheus exposition", media_type="text/plain"))
 async def metrics(state: Annotated[ServerState, Depends(state_of)]) -> Response:
     """Figures for Prometheus."""
-    return Response(await asyncio.to_thread(state.metrics.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(await state.metrics.scrape(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -31,6 +31,6 @@ async def _pictures(state: ServerState) -> AsyncIterator[bytes]:
     pictures = state.live.pictures()
     try:
         async for picture in pictures:
-            yield sse.data(picture)
+            yield picture
     finally:
         await pictures.aclose()  # type: ignore[attr-defined]

@@ -10,13 +10,14 @@ from shardwise.errors import ShardwiseError
 from shardwise.server.engine import Engine
 from shardwise.server.figures import context_tokens
 from shardwise.server.problems import from_error, invalid
-from shardwise.server.prompts import render_chat
+from shardwise.server.prompts import encode_bounded, render_chat
 from shardwise.server.routes.documents import ERRORS
 from shardwise.server.schemas.small import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 from shardwise.server.state import ServerState, state_of
 from shardwise.server.toolcalls import format_of_template
 
 router = APIRouter()
+_MOST_COUNTED = 32768  # tokens of a text that is only counted, where the context is smaller
 
 
 @router.post("/tokenize", responses=ERRORS)
@@ -47,6 +48,8 @@ def _encode(engine: Engine, body: TokenizeRequest) -> list[int]:
         if body.messages is not None:
             return render_chat(engine, body.messages, [], format_of_template(engine.model.tokenizer.chat_template))
         text = body.content if body.content is not None else body.prompt or ""
-        return engine.tokenizer.encode(text, add_special=body.add_special, parse_special=body.parse_special)
+        return encode_bounded(
+            engine, text, at_least=_MOST_COUNTED, add_special=body.add_special, parse_special=body.parse_special
+        )
     except ShardwiseError as error:
         raise from_error(error) from error

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shardwise.server.schemas.common import Generating, JsonKind, Lenient, Text
+from shardwise.server.schemas.common import AFew, Generating, JsonKind, Lenient, Text
 
 
 class ContentPart(BaseModel):
@@ -36,9 +36,9 @@ class Message(Lenient):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | list[ContentPart] | None = None
+    content: Text | AFew[ContentPart] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: list[ToolCallPart] | None = None
+    tool_calls: AFew[ToolCallPart] | None = None
     tool_call_id: str | None = None
 
 
@@ -90,13 +90,13 @@ class ResponseFormat(Lenient):
 class ChatRequest(Generating):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[AFew[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: AFew[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: AFew[Literal["text"]] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,6 +10,12 @@ MAX_TEXT_CHARS = 4_000_000
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
+
+T = TypeVar("T")
+# One wrong element is reported, not a million: a list of four megabytes would stop all streams for seconds.
+Many = Annotated[list[T], Field(fail_fast=True)]
+AFew = Annotated[list[T], Field(fail_fast=True, max_length=4096)]
+Prompts = Text | AFew[Text] | Many[TokenId] | AFew[Many[TokenId]]
 
 
 class Body(BaseModel):
@@ -65,7 +71,7 @@ class Generating(Sampling, WithoutEffect):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: StopText | list[StopText] | None = None
+    stop: StopText | AFew[StopText] | None = None
 
     def stop_sequences(self) -> tuple[str, ...]:
         if self.stop is None:

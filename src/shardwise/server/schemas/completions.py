@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shardwise.server.schemas.common import Generating, Text, TokenId
+from shardwise.server.schemas.common import Generating, Prompts
 
 
 class CompletionRequest(Generating):
     """Body of `/v1/completions`."""
 
-    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None

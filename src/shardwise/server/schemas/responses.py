@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from shardwise.server.schemas.chat import ContentPart
-from shardwise.server.schemas.common import JsonKind, Lenient, Sampling, Text, WithoutEffect
+from shardwise.server.schemas.common import AFew, JsonKind, Lenient, Sampling, Text, WithoutEffect
 
 
 class InputItem(Lenient):
@@ -15,7 +15,7 @@ class InputItem(Lenient):
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Text | list[ContentPart] | None = None
+    content: Text | AFew[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: Text | None = None
@@ -58,12 +58,12 @@ class ResponseRequest(Sampling, WithoutEffect):
     """Body of `/v1/responses`."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=4096)]
+    input: Text | Annotated[AFew[InputItem], Field(min_length=1)]
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     stream: bool | None = None
     text: TextSettings | None = None
-    tools: list[ResponseTool] | None = None
+    tools: AFew[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: None = None

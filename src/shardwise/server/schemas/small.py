@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from shardwise.server.schemas.chat import Message
-from shardwise.server.schemas.common import Body, Text, TokenId
+from shardwise.server.schemas.common import AFew, Body, Many, Prompts, Text, TokenId
 
 
 class EmbeddingRequest(Body):
     """Body of `/v1/embeddings`."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    input: Text | list[Text] | list[TokenId] | list[list[TokenId]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=65536)] | None = None
     user: str | None = None
@@ -26,7 +26,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     content: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Annotated[AFew[Message], Field(min_length=1)] | None = None
     add_special: bool = True
     parse_special: bool = True
     with_pieces: bool = False
@@ -42,7 +42,7 @@ class DetokenizeRequest(Body):
     """Body of `/detokenize`."""
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)]
+    tokens: Annotated[Many[TokenId], Field(max_length=1_000_000)]
 
 
 class TokenizeAnswer(Body):
