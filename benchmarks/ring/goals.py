@@ -7,6 +7,7 @@ side starts in processes of its own where it is about starting. Needs an idle ma
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from shardwise.session.request import GenerationRequest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROMPT = [int(t) for t in np.random.default_rng(3).integers(1000, 40_000, 512)]
 NUM_TOKENS = 120
+FOR_TWO = (16, 14)  # layers by `plan --users 2` for two such machines: the head, on the last one, is worth several layers
 LOAD_ALONE = """
 from tests.deploy.reference import unsharded
 from shardwise.model.resolve import sample_path
@@ -75,25 +77,31 @@ def two_users(deployment: Deployment) -> float:
 
 
 def start_s(code: str) -> float:
-    """Wall time of a fresh process that loads and is ready."""
+    """Wall time of a fresh process that loads and is ready. Its bytecode is cached, as on any machine where it ran before."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, env=environment)
     return time.perf_counter() - started
 
 
 @contextmanager
-def sides(blas: str) -> Iterator[tuple[Deployment, Unsharded]]:
+def sides(blas: str) -> Iterator[tuple[Deployment, Deployment, Unsharded]]:
+    """Equal layers, layers for two users, unsharded."""
     with ExitStack() as stack:
-        split = stack.enter_context(launch_local(sample_path(), num_stages=2, context_tokens=1024, blas=blas, probe_interval_s=0))
+        equal, for_two = (
+            stack.enter_context(launch_local(sample_path(), layers=layers, context_tokens=1024, blas=blas, probe_interval_s=0))
+            for layers in ((15, 15), FOR_TWO)
+        )
         quantization = "Q4_1" if blas == "auto" else "Q4_0"  # the second: ggml's own kernels
         alone = stack.enter_context(unsharded(sample_path(), context_tokens=1024, chunk_tokens=512, quantization=quantization))
-        yield split, alone
+        yield equal, for_two, alone
 
 
 def measure(blas: str, rounds: int) -> None:
     """Decode, first token, two users."""
-    with sides(blas) as (split, alone):
-        split_times(split, PROMPT[:32], 8)
+    with sides(blas) as (split, for_two, alone):
+        for deployment in (split, for_two):
+            split_times(deployment, PROMPT[:32], 8)
         alone_times(alone, PROMPT[:32], 8)
         rows: list[tuple[float, ...]] = []
         for _ in range(rounds):
@@ -102,15 +110,19 @@ def measure(blas: str, rounds: int) -> None:
                 split_times(split, PROMPT[:32], NUM_TOKENS)[1],
                 alone_times(alone, PROMPT[:32], NUM_TOKENS)[1],
             )
-            rows.append((long_split, long_alone, between_split, between_alone, two_users(split)))
-        first_split, first_alone, gap_split, gap_alone, both = (statistics.median(column) for column in zip(*rows))
+            planned = (split_times(for_two, PROMPT[:32], NUM_TOKENS)[1], two_users(for_two))
+            rows.append((long_split, long_alone, between_split, between_alone, two_users(split), *planned))
+        first_split, first_alone, gap_split, gap_alone, both, planned_gap, planned_both = (
+            statistics.median(column) for column in zip(*rows)
+        )
         ratios = [statistics.median(r[1] / r[0] for r in rows), statistics.median(r[3] / r[2] for r in rows)]
-        users = statistics.median(r[4] * r[2] for r in rows)
+        users, planned_users = (statistics.median(r[rate] * r[gap] for r in rows) for rate, gap in ((4, 2), (6, 5)))
         memory = [(s.peak_memory_bytes, s.memory_bytes) for s in split.stats()]
     print(f"llama.cpp {'with OpenBLAS' if blas == 'auto' else 'with its own kernels'}, {rounds} rounds:")
     print(f"  decode: {1 / gap_split:.1f} tokens/s, unsharded {1 / gap_alone:.1f}: {ratios[1]:.3f} (goal 0.92)")
     print(f"  first token of 512: {1e3 * first_split:.0f} ms, unsharded {1e3 * first_alone:.0f}: {1 / ratios[0]:.3f} (goal 0.58)")
     print(f"  two users: {both:.1f} tokens/s, one {1 / gap_split:.1f}: {users:.2f} (goal 1.8)")
+    print(f"  two users on {FOR_TWO} layers: {planned_both:.1f}, one {1 / planned_gap:.1f}: {planned_users:.2f} (goal 1.8)")
     print(f"  memory of the stages (peak, now), MiB: {[tuple(round(b / 2**20) for b in pair) for pair in memory]}", flush=True)
 
 
