@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import httpx
 import pytest
 
 from shardwise.deploy.deployment import Deployment
+from shardwise.deploy.launcher import launch_local
 from shardwise.errors import (
     AuthenticationFailed,
     ContextFull,
@@ -24,7 +26,7 @@ from shardwise.server.operations import Operator, preview_split
 from shardwise.server.problems import from_error
 from shardwise.session.request import Readiness
 
-from .running import wait_until
+from .running import running_server, wait_until
 
 
 class Standing:
@@ -39,6 +41,31 @@ class Standing:
 
     def close(self, drain_s: float = 0.0) -> None:
         self.closed_with = drain_s
+
+
+def test_who_is_at_the_tokenizer_while_the_model_is_stopped_gets_an_answer() -> None:
+    """Requests that count tokens while their deployment is closed: its vocabulary is not taken away under them."""
+    text = "A long story about tea. " * 4000
+    seen: list[int] = []
+    with launch_local("sample", num_stages=1, max_sessions=1, context_tokens=64) as built, running_server(built) as server:
+        wanted = server.http.post("/tokenize", json={"content": text}).json()["count"]
+        done = threading.Event()
+
+        def count() -> None:
+            while not done.is_set():
+                seen.append(httpx.post(f"{server.url}/tokenize", json={"content": text}, timeout=30).json()["count"])
+
+        threads = [threading.Thread(target=count) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(seen) > 4, 20, "some answers")
+        built.close()
+        before = len(seen)
+        wait_until(lambda: len(seen) > before + 8, 20, "answers after the end")
+        done.set()
+        for thread in threads:
+            thread.join(20)
+    assert set(seen) == {wanted}
 
 
 def test_stop_start_and_a_new_split_by_a_new_launch(deployment: Deployment) -> None:

@@ -477,7 +477,6 @@ class Deployment:
         self._closed.set()
         with contextlib.ExitStack() as ends:  # last in, first out; one that fails does not keep the others from ending
             ends.callback(self.context.destroy, linger=0)
-            ends.callback(self.tokenizer.close)
             ends.callback(self.engine.close)
             ends.callback(self.driver.close)
             if self.layout.pieces is not None:

@@ -1,9 +1,14 @@
-"""The tokenizer of a GGUF model: llama.cpp's own, loaded without weights, with the model's chat template."""
+"""The tokenizer of a GGUF model: llama.cpp's own, loaded without weights, with the model's chat template.
+
+Any thread may ask it. The vocabulary is freed with the last reference, never before: a request may be at it while its deployment
+is being closed.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from typing import Any
 
 from shardwise.errors import StageLoadFailed, UsageError
@@ -24,6 +29,7 @@ class LlamaTokenizer:
         if not self._model:
             raise StageLoadFailed(f"llama.cpp cannot read the tokenizer: {library.take_log()}", where=path)
         self._vocab = self._api.llama_model_get_vocab(self._model)
+        weakref.finalize(self, self._api.llama_model_free, self._model).atexit = False
         self._template = chat_template
 
     @functools.cached_property
@@ -90,9 +96,3 @@ class LlamaTokenizer:
     def _special(self, name: str) -> str:
         token = int(getattr(self._api, f"llama_vocab_{name}")(self._vocab))
         return self._piece(token, special=True).decode(errors="replace") if token >= 0 else ""
-
-    def close(self) -> None:
-        """Free the vocabulary."""
-        if self._model:
-            self._api.llama_model_free(self._model)
-            self._model = None
