@@ -31,7 +31,7 @@ def uniform_prefill_s(stage_s: Sequence[float], num_chunks: int, hop_s: Iterable
 
 
 def batch_rows(num_users: int, num_stages: int) -> int:
-    """Decode rows that a stage merges at most: `ceil(sessions / stages)`, so that every stage has work."""
+    """Decode rows that a stage merges at most: `ceil(sessions / stages)`, so every stage has work; fewer where that is faster."""
     return -(-num_users // max(1, num_stages))
 
 

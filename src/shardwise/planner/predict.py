@@ -246,7 +246,7 @@ def _timing(
             seconds, sync = model.stage_step_s(stage, shape)
             if draft is not None and index == 0:
                 seconds += rows * draft.draft_tokens * draft.draft_token_s
-            times.append(seconds)
+            times.append(min(seconds, rows * times[0]) if times else seconds)  # a stage learns which is faster
             sync_total += sync if rows == 1 else 0.0
         decode.append(times)
         single.append(times[0])

@@ -5,7 +5,8 @@ replay). Decode goes first; so that a busy stage does not starve a waiting promp
 decode batches.
 
 A batch holds at most `ceil(active sessions / stages)` decode rows: with two users on two stages each keeps one stage
-busy, which is faster than both travelling together. With `deterministic` a batch holds one session's rows only.
+busy, which is faster than both travelling together; and one where a stage has found that its rows are faster one by one
+(`row_times`). With `deterministic` a batch holds one session's rows only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwise.stage.backend import Floats
+from shardwise.stage.row_times import RowTimes
 from shardwise.transport.messages import Segment, Visit
 
 DECODE_TURNS = 4
@@ -40,7 +42,8 @@ class Batcher:
         self._decode: deque[Item] = deque()
         self._prefill: deque[Item] = deque()
         self._in_prefill: Counter[int] = Counter()  # items by session
-        self._turns = 0
+        self._turns = 0.0
+        self.row_times = RowTimes()
 
     def add(self, item: Item) -> None:
         """Queue an item. One row is decode, unless earlier rows of its session still wait as prefill."""
@@ -66,19 +69,22 @@ class Batcher:
         """The items of the next step, or none. `prefill_allowed`: the next stage has room for another chunk."""
         prefill_ready = bool(self._prefill) and prefill_allowed
         if self._decode and not (prefill_ready and self._turns >= DECODE_TURNS):
-            self._turns += 1
             return self._take_decode(active_sessions)
         if prefill_ready:
-            self._turns = 0
+            self._turns = 0.0
             item = self._prefill.popleft()
             self._in_prefill[item.segment.session] -= 1
             return [item]
         return []
 
     def _take_decode(self, active_sessions: int) -> list[Item]:
-        if self._deterministic:
+        if self._deterministic or len(self._decode) == 1:
+            self._turns += 1
             return [self._decode.popleft()]
-        limit = min(self._max_rows, max(1, -(-active_sessions // self._num_stages)))
+        waiting = len({item.segment.session for item in self._decode})
+        together = min(waiting, self._max_rows, max(1, -(-active_sessions // self._num_stages)))
+        limit = self.row_times.rows_of_next(together)
+        self._turns += limit / together  # rows that go one by one have one turn between them
         taken: list[Item] = []
         passed: list[Item] = []
         seen: set[int] = set()

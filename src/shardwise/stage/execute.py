@@ -196,4 +196,5 @@ class Executor:
             figures.prefill_tokens += sum(item.segment.num_tokens for item, _ in paired)
         else:
             figures.decode.add(computed_s - gathered_s)
+            self._worker.batcher.row_times.add(len(paired), computed_s - gathered_s)
             figures.decode_rows += len(paired)
