@@ -17,6 +17,7 @@ from shardwise.clock import Clock
 from shardwise.server.engine import Event
 from shardwise.transport.promptness import prefer_promptness
 
+BURST_S = 0.003  # a step's tokens of a crowd
 log = logging.getLogger("shardwise.server")
 
 
@@ -46,9 +47,9 @@ class Bridge:
         self._pending: dict[Receiver, list[Arrived]] = {}
 
     def arrived(self, choice: int, event: Event) -> Arrived:
-        """With the time of this moment. The thread that brings the first one asks to be prompt from then on."""
+        """With the time of this moment. The thread that brings the first one asks for time to write a whole step's tokens."""
         if not hasattr(self._thread, "asked"):
-            self._thread.asked = prefer_promptness()
+            self._thread.asked = prefer_promptness(BURST_S)
         return Arrived(choice, event, self._clock.now_s())
 
     def post(self, receiver: Receiver, arrived: Arrived) -> None:

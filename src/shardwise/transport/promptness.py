@@ -26,14 +26,17 @@ _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority,
 _RESET_ON_FORK = 1
 
 
-def prefer_promptness(*, inherited: bool = False) -> bool:
-    """For the calling thread, and those it starts where `inherited`; False where the system does not offer it."""
+def prefer_promptness(slice_s: float = SLICE_S, *, inherited: bool = False) -> bool:
+    """For the calling thread, and those it starts where `inherited`; False where the system does not offer it.
+
+    A longer slice is a little less prompt, and is not cut off before it has passed.
+    """
     number = _SCHED_SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)  # of this thread; it stays as it is
     wanted = _ATTRIBUTES.pack(
-        _ATTRIBUTES.size, os.SCHED_OTHER, 0 if inherited else _RESET_ON_FORK, nice, 0, round(SLICE_S * 1e9), 0, 0
+        _ATTRIBUTES.size, os.SCHED_OTHER, 0 if inherited else _RESET_ON_FORK, nice, 0, round(slice_s * 1e9), 0, 0
     )
     return int(ctypes.CDLL(None).syscall(number, 0, wanted, 0)) == 0
 
