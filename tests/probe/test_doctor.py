@@ -13,7 +13,7 @@ import pytest
 
 from shardwise.cluster.control import NodeCard, ShownNode
 from shardwise.cluster.interfaces import Interface
-from shardwise.cluster.membership import Member, NodeState
+from shardwise.cluster.membership import LEFT, Member, NodeState
 from shardwise.cluster.state import StateDir
 from shardwise.probe.doctor import Facts, Finding, examine, gather
 from shardwise.probe.doctor.facts import ClusterFacts, Port, Reach
@@ -70,7 +70,13 @@ def problems(facts: Facts) -> list[Finding]:
 
 def test_a_healthy_machine_has_no_problem() -> None:
     assert problems(WELL) == []
-    assert problems(replace(WELL, cluster=cluster(DESK, node("nas")))) == []
+    assert problems(replace(WELL, cluster=cluster(DESK, node("nas"), node("pi", NodeState.DRAINING)))) == []
+
+
+def test_a_machine_that_left_is_no_problem() -> None:
+    left = node("nas", NodeState.GONE, ray="2.55.1")
+    left = replace(left, member=replace(left.member, reason=LEFT))
+    assert problems(replace(WELL, cluster=cluster(DESK, left))) == []
 
 
 @pytest.mark.parametrize(

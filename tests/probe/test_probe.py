@@ -18,6 +18,7 @@ from shardwise.machines import ProfileCache, load_cluster
 from shardwise.machines.profile_cache import RateKey
 from shardwise.probe import compute, layers, memory, run
 from shardwise.probe.cluster import ClusterProbe
+from shardwise.probe.folders import OWN_FOLDER
 from shardwise.probe.layer_task import LayerTask
 from shardwise.probe.link_task import LinkSettings, LinkTarget
 from shardwise.probe.links import Echo, LinkProbe
@@ -113,10 +114,11 @@ def test_a_link_shows_its_injected_delay_and_rate(delay_s: float, bytes_per_s: f
 
 
 def test_a_cluster_of_two_is_measured_and_its_file_read_back(tmp_path: Path) -> None:
-    engine = LocalEngine({"desk": (), "nas": ()})
+    """Each machine keeps its figures in its own cache folder: the driver's path may not be one there."""
+    engine = LocalEngine({name: ("env", f"SHARDWISE_CACHE={tmp_path / name}") for name in ("desk", "nas")})
     infos = [NodeInfo(name="desk", address="127.0.0.1"), NodeInfo(name="nas", address="127.0.0.1")]
-    settings = NodeSettings(name="", quick=True, threads=1, quantizations=("Q8_0",), disk_folder=str(tmp_path))
-    settings = replace(settings, cache_folder=str(tmp_path / "rates"))
+    settings = NodeSettings(name="", quick=True, threads=1, quantizations=("Q8_0",))
+    settings = replace(settings, disk_folder=OWN_FOLDER, cache_folder=OWN_FOLDER)
     try:
         report = ClusterProbe(engine, "127.0.0.1", settings, FAST, nodes=infos).run()
         assert engine.statuses() == []
@@ -124,6 +126,7 @@ def test_a_cluster_of_two_is_measured_and_its_file_read_back(tmp_path: Path) -> 
         engine.close()
     assert report.failed == ()
     assert [n.profile.name for n in report.nodes] == ["desk", "nas"]
+    assert all(len(list((tmp_path / name / "rates").iterdir())) == 1 for name in ("desk", "nas"))
     assert sorted((link.profile.source, link.profile.target) for link in report.links) == [("desk", "nas"), ("nas", "desk")]
     run.write(report, tmp_path / "cluster.toml")
     assert load_cluster(tmp_path / "cluster.toml") == report.cluster()

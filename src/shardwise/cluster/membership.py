@@ -34,6 +34,7 @@ class NodeState(StrEnum):
     GONE = "gone"
 
 
+LEFT = "it left"  # why one that said goodbye for good is gone
 USABLE = frozenset({NodeState.READY})
 REACHABLE = frozenset({NodeState.JOINING, NodeState.READY, NodeState.DRAINING})
 
@@ -226,7 +227,7 @@ def _changed(member: Member, event: AnyEvent, now_s: float) -> Member:
         case SleepAnnounced():
             return _to(heard, NodeState.ASLEEP, now_s, "it announced sleep")
         case Left():
-            return _to(heard, NodeState.GONE, now_s, "it left")
+            return _to(heard, NodeState.GONE, now_s, LEFT)
         case Ended():
             return _to(member, NodeState.GONE, now_s, event.reason)
         case _:

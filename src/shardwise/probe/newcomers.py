@@ -11,10 +11,10 @@ from shardwise.cluster.engine import ClusterEngine, NodeInfo
 from shardwise.errors import StageLoadFailed
 from shardwise.machines.profile import ClusterProfile
 from shardwise.probe.cluster import ClusterProbe
+from shardwise.probe.folders import OWN_FOLDER
 from shardwise.probe.link_task import LinkSettings
 from shardwise.probe.node import NodeSettings
 from shardwise.probe.report import slowest_link
-from shardwise.probe.run import cache_folder
 from shardwise.probe.synthetic import SUPPORTED
 from shardwise.records import replace
 
@@ -23,14 +23,13 @@ def measure_newcomers(
     engine: ClusterEngine, own_host: str, infos: list[NodeInfo], known: ClusterProfile, *, threads: int, quantization: str
 ) -> ClusterProfile:
     """`known` with the nodes of `infos` that it lacks, and the links between them and the others."""
-    cache = cache_folder()
     settings = NodeSettings(
         name="",
         quick=True,
         threads=threads,
         quantizations=(quantization,) if quantization in SUPPORTED else (),
-        disk_folder=str(cache),
-        cache_folder=str(cache / "rates"),
+        disk_folder=OWN_FOLDER,
+        cache_folder=OWN_FOLDER,
     )
     probe = ClusterProbe(engine, own_host, settings, LinkSettings.quick(), nodes=infos, known=known)
     report = probe.run()

@@ -20,6 +20,7 @@ from shardwise.machines.profile_cache import ProfileCache, RateKey
 from shardwise.model import describe_model
 from shardwise.probe import compute, disk, layers, memory
 from shardwise.probe.devices import Accelerator, list_accelerators
+from shardwise.probe.folders import resolved
 from shardwise.probe.plausible import Ceilings, why_impossible
 from shardwise.probe.statistics import measurement
 from shardwise.records import Record, replace
@@ -41,8 +42,8 @@ class NodeSettings(Record):
     quantizations: tuple[str, ...] = ()  # () = the usual ones
     model: str = ""  # also real layers of this one
     memory_bytes: int = 0  # 0 = as measured
-    disk_folder: str = ""
-    cache_folder: str = ""  # "" = no cache
+    disk_folder: str = ""  # or OWN_FOLDER
+    cache_folder: str = ""  # of rates; "" = no cache, or OWN_FOLDER
     fresh: bool = False
 
     @property
@@ -105,7 +106,7 @@ class NodeSuite:
     def _disk(self) -> Measurement | None:
         settings = self._settings
         size = 32 * 2**20 if settings.quick else 256 * 2**20
-        folder = Path(settings.disk_folder or ".")
+        folder = resolved(settings.disk_folder)
         try:
             samples, method = disk.disk_samples(folder, size, 2 if settings.quick else 3, self._clock)
         except ShardwiseError as error:
@@ -196,7 +197,7 @@ class NodeSuite:
 
     def _model_rates(self) -> RateTable:
         settings = self._settings
-        folder = Path(settings.cache_folder or settings.disk_folder or ".") / "probe-slices"
+        folder = resolved(settings.cache_folder or settings.disk_folder, "rates") / "probe-slices"
         model = describe_model(settings.model)
         budget_s = 3.0 if settings.quick else 8.0
         return layers.model_rates(model, folder, threads=settings.num_threads, budget_s=budget_s, clock=self._clock)
@@ -205,7 +206,7 @@ class NodeSuite:
         settings = self._settings
         if not settings.cache_folder:
             return measure()
-        cache = ProfileCache(settings.cache_folder)
+        cache = ProfileCache(resolved(settings.cache_folder, "rates"))
         key = RateKey(device=device, quantization=quantization, library=self._library, kernel="quick" if settings.quick else "")
         known = None if settings.fresh else cache.get(key)
         if known is None and settings.quick and not settings.fresh:

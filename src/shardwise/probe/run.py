@@ -6,7 +6,6 @@ quantization or file that cannot be. **Called by** the command line, `sw.probe`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from shardwise.cluster.state import StateDir
 from shardwise.errors import UsageError
 from shardwise.machines import write_cluster
 from shardwise.probe.cluster import ClusterProbe
+from shardwise.probe.folders import OWN_FOLDER
+from shardwise.probe.folders import cache_folder as cache_folder
 from shardwise.probe.link_task import LinkSettings
 from shardwise.probe.node import NodeSettings, NodeSuite
 from shardwise.probe.report import ProbeReport, slowest_link
@@ -72,7 +73,6 @@ def _whole_cluster(request: ProbeRequest, say: OnProgress, folder: StateDir) -> 
 
 
 def _settings(request: ProbeRequest) -> NodeSettings:
-    cache = cache_folder()
     return NodeSettings(
         name=safe_name(request.name or default_name()),
         quick=request.quick,
@@ -80,14 +80,7 @@ def _settings(request: ProbeRequest) -> NodeSettings:
         quantizations=request.quantizations,
         model=request.model,
         memory_bytes=request.memory_bytes,
-        disk_folder=str(cache),
-        cache_folder=str(cache / "rates"),
+        disk_folder=OWN_FOLDER,
+        cache_folder=OWN_FOLDER,
         fresh=request.fresh,
     )
-
-
-def cache_folder() -> Path:
-    """`SHARDWISE_CACHE`, or `shardwise` in the user's cache folder: the same place where slices lie."""
-    if own := os.environ.get("SHARDWISE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"

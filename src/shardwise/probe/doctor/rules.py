@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterator
 
+from shardwise.cluster.membership import LEFT
 from shardwise.cluster.ray_engine.settings import NEWEST_RAY, OLDEST_RAY, version_pair
 from shardwise.cluster.versions import differences
 from shardwise.probe.doctor.facts import ClusterFacts, Facts
@@ -219,7 +220,9 @@ def _cluster(facts: Facts) -> Findings:
 def _nodes(cluster: ClusterFacts) -> Findings:
     first = next((n for n in cluster.nodes if n.coordinator), None)
     for node in cluster.nodes:
-        if node.member.state not in ("ready", "asleep"):
+        if node.member.reason == LEFT:  # nothing is wrong with that, nor can it be helped
+            continue
+        if node.member.state not in ("ready", "asleep", "draining"):
             message = f"{node.member.name} is {node.member.state}: {node.member.reason}"
             yield Finding(level=WARNING, check="nodes", message=message, cure=f"run 'shardwise doctor' on {node.member.name}")
         if abs(node.clock_skew_s) > _SKEW_S:
