@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
 
 from shardwise.deploy.deployment import Deployment
 from shardwise.server.operations import Operator
@@ -122,6 +123,26 @@ def test_a_chat(page: Page, server: Running) -> None:
     expect(page.locator(".turn.assistant .meta")).to_have_count(2, timeout=30_000)
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".turn")).to_have_count(0)
+
+
+@pytest.mark.parametrize("how", ["cut", "refused"])
+def test_an_answer_that_breaks_off_says_so(page: Page, server: Running, how: str) -> None:
+    """A server that is gone, or a proxy that makes a clean end of a broken stream: never shown as a whole answer."""
+    page.goto(f"{server.url}/chat")
+    expect(page.locator("#model")).to_contain_text("Q4_1", timeout=10_000)
+    chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": "Once upon"}, "finish_reason": None}]})
+
+    def answer(route: Route) -> None:
+        if how == "refused":
+            route.abort("connectionrefused")
+        else:
+            route.fulfill(status=200, content_type="text/event-stream", body=f"data: {chunk}\n\n")
+
+    page.route("**/v1/chat/completions", answer)
+    page.get_by_label("Message", exact=True).fill("Tell a story.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.assistant.failed .meta")).to_contain_text("not whole", timeout=10_000)
+    expect(page.locator(".turn.assistant .text")).to_have_text("Once upon" if how == "cut" else "")
 
 
 def test_a_running_answer_can_be_stopped_and_its_kv_is_freed(page: Page, server: Running, deployment: Deployment) -> None:

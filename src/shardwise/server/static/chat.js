@@ -43,7 +43,7 @@ async function ask(text) {
   const target = turn.querySelector(".text");
   const system = place("system").value.trim();
   const started = performance.now();
-  let first = null, count = 0, answer = "";
+  let first = null, count = 0, answer = "", reason = null;
   running = new AbortController();
   setBusy(true);
   try {
@@ -55,6 +55,7 @@ async function ask(text) {
     for await (const chunk of events(response)) {
       if (chunk.error) throw new Error(chunk.error.message);
       if (chunk.usage) count = chunk.usage.completion_tokens;
+      reason = chunk.choices[0]?.finish_reason ?? reason;
       const piece = chunk.choices[0]?.delta.content;
       if (!piece) continue;
       last = performance.now();
@@ -65,12 +66,16 @@ async function ask(text) {
       log.scrollTop = log.scrollHeight;
       if (last > first) place("rate").textContent = `${number((1000 * (count - 1)) / (last - first), 1)} tokens/s`;
     }
-    turn.append(h("span", { class: "meta" }, `${number(count)} tokens · first after ${seconds((first - started) / 1000)} · ${number((1000 * Math.max(0, count - 1)) / Math.max(1, last - first), 1)} tokens/s`));
+    if (reason === null) throw new TypeError("the stream ended early");
+    const facts = [`${number(count)} tokens`];
+    if (first !== null) facts.push(`first after ${seconds((first - started) / 1000)}`, `${number((1000 * Math.max(0, count - 1)) / Math.max(1, last - first), 1)} tokens/s`);
+    if (reason === "length") facts.push("cut off at the limit (see Settings)");
+    turn.append(h("span", { class: "meta" }, facts.join(" · ")));
   } catch (error) {
     if (error.name === "AbortError") turn.append(h("span", { class: "meta" }, "stopped"));
     else {
       turn.classList.add("failed");
-      turn.append(h("span", { class: "meta" }, error.message));
+      turn.append(h("span", { class: "meta" }, error instanceof TypeError ? "The connection broke, and this answer is not whole. Ask again." : error.message));
     }
   } finally {
     turn.classList.remove("streaming");

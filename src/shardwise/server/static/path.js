@@ -19,5 +19,5 @@ export function drawPath(place, picture) {
   };
   const compute = path.visits.reduce((sum, one) => sum + one.compute_s, 0);
   fill(place, path.visits.map(lane),
-    h("p", { class: "note" }, `Token at position ${path.position}: ${seconds(total)} from stage ${path.visits[0].stage} to the driver, ${seconds(compute)} of it computing (${Math.round((100 * compute) / total)} %), with ${path.visits[0].rows} row${path.visits[0].rows === 1 ? "" : "s"} in its step.${path.complete ? "" : " (It shared its steps with requests that are not traced.)"}`));
+    h("p", { class: "note" }, `Token at position ${path.position}: ${seconds(total)} from stage ${path.visits[0].stage} to the driver, ${seconds(compute)} of it computing (${Math.round((100 * compute) / total)} %), with ${path.visits[0].rows} row${path.visits[0].rows === 1 ? "" : "s"} in its step.${path.complete ? "" : " (It shared its steps with requests that are not traced.)"}`));
 }
