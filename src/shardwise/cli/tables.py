@@ -21,7 +21,8 @@ def summary_line(result: dict[str, Any]) -> str:
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    """Narrow enough for a terminal of 80 columns."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index < 2 else "right", no_wrap=True)
     return table
@@ -30,8 +31,8 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 def stage_table(result: dict[str, Any]) -> Table:
     """What each stage holds and how long it computes a token; predicted beside measured."""
     predicted = (result.get("predicted") or {}).get("stages") or []
-    columns = ("stage", "layers", "weights", "KV", "peak memory", "compute p50", "idle p50")
-    table = _table("Stages", (*columns, "predicted") if predicted else columns)
+    columns = ("stage", "layers", "weights", "KV", "peak\nmemory", "compute\np50", "idle\np50")
+    table = _table("Stages", (*columns, "pre-\ndicted") if predicted else columns)
     for index, stage in enumerate(result["stages"]):
         row = [
             f"{index} {stage['node']}",
@@ -51,8 +52,8 @@ def stage_table(result: dict[str, Any]) -> Table:
 def boundary_table(result: dict[str, Any]) -> Table:
     """What crosses each boundary for one token, and how long it takes."""
     predicted = (result.get("predicted") or {}).get("boundaries") or []
-    columns = ("hop", "tensor", "bytes/token", "transfer p50", "p95", "copy p50")
-    table = _table("Boundaries", (*columns, "predicted") if predicted else columns)
+    columns = ("hop", "tensor", "bytes/\ntoken", "transfer\np50", "\np95", "copy\np50")
+    table = _table("Boundaries", (*columns, "pre-\ndicted") if predicted else columns)
     for index, hop in enumerate(result["boundaries"]):
         row = [
             f"{hop['from']} -> {hop['to']}",
