@@ -16,7 +16,8 @@ import pytest
 
 from shardwise.clock import SystemClock
 from shardwise.deploy import Deployment, launch_local
-from shardwise.errors import SessionLost
+from shardwise.errors import SessionLost, UsageError
+from shardwise.session.journal import Journal
 from shardwise.session.recovery import RecoveryPolicy
 from shardwise.session.request import GenerationRequest
 from shardwise.transport.messages import SamplingSettings
@@ -137,6 +138,10 @@ def test_a_restarted_driver_continues_its_sessions(sample_gguf: Path, tmp_path: 
         rest = [t.id for t in itertools.islice(built.resume(session), 20)]
         whole = built.generate("Once upon a time", max_tokens=400, ignore_eos=True, temperature=0.8, seed=3)
         assert [*session.generated, *rest] == [t.id for t in itertools.islice(whole, len(session.generated) + 20)]
+        with pytest.raises(UsageError, match="another process"):
+            launch_local(sample_gguf, num_stages=2, context_tokens=512, deterministic=True, journal_dir=str(tmp_path))
+    with Journal(tmp_path) as journal:
+        assert session.session not in {left.session for left in journal.unfinished}, "it was taken up once"
 
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.soak)])

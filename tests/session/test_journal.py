@@ -96,16 +96,34 @@ def test_a_token_out_of_place_ends_the_known_part() -> None:
 
 
 def test_compact_keeps_what_is_unfinished(tmp_path: Path) -> None:
-    write(tmp_path)
+    _, data = write(tmp_path)
     journal = Journal(tmp_path)
-    size = journal.path.stat().st_size
-    journal.compact()
-    assert journal.path.stat().st_size < size
+    assert journal.path.stat().st_size < len(data), "what has ended is dropped when it is opened"
+    assert journal.next_session == 3, "numbers are not given twice"
     journal.append(Generated(session=2, position=16, token=1))
     journal.close()
     with Journal(tmp_path) as again:
         assert again.unfinished[0].generated == (*range(200, 213), 1)
     assert journal.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_it_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.session.journal.GROWTH_BYTES", 2000)
+    with Journal(tmp_path) as journal:
+        journal.append(Opened(session=1, request=REQUEST))
+        for session in range(2, 300):
+            journal.append(Opened(session=session, request=REQUEST))
+            journal.append(Ended(session=session, reason="stop"))
+        assert journal.path.stat().st_size < 6000
+        journal.append(Generated(session=1, position=len(REQUEST.prompt), token=7))
+    with Journal(tmp_path) as again:
+        assert [(u.session, u.generated) for u in again.unfinished] == [(1, (7,))]
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    with Journal(tmp_path), pytest.raises(UsageError, match="another process"):
+        Journal(tmp_path)
+    Journal(tmp_path).close()
 
 
 def test_a_directory_that_cannot_be(tmp_path: Path) -> None:

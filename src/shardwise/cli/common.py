@@ -19,10 +19,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class StderrHandler(logging.Handler):
-    """Writes to whatever standard error is at that moment."""
+    """Writes to whatever standard error is at that moment; one that is broken harms nobody."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        try:
+            print(self.format(record), file=sys.stderr)
+        except OSError:
+            self.handleError(record)
 
 
 @dataclass

@@ -5,6 +5,7 @@ describe -> prepare_slices -> WorkerSpec a stage -> engine.start -> Ready from a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,6 @@ def launch(
     manifest, files = prepare_slices(description, options, lambda done, total: say("slicing", done / max(total, 1)))
     places = placements or [Placement() for _ in files]
     tokenizer = LlamaTokenizer(description.source.paths[0], description.tokenizer.chat_template)
-    context = prompt_context()
     keys = NodeKeys.generate() if options.encrypt else None
     settings = DriverSettings(
         num_stages=len(files),
@@ -90,21 +90,25 @@ def launch(
         route=route,
         checkpoints=options.checkpoints,
     )
-    journal = Journal(Path(options.journal_dir)) if options.journal_dir else None
-    driver = Driver(settings, tokenizer, keys, context, journal=journal)
-    started_s = driver.clock.now_s()
-    layout = make_layout(description, options, manifest, places, driver.peers, driver_host, keys, context)
-    deployment = Deployment(
-        layout=layout,
-        tokenizer=tokenizer,
-        engine=_started(engine or LocalEngine(), layout),
-        driver=driver,
-        context=context,
-        keys=keys,
-        driver_host=driver_host,
-        fallback=fallback,
-        replica_places=replica_placements,
-    )
+    with contextlib.ExitStack() as undo:  # of what a failure here would leave behind
+        context = prompt_context()
+        undo.callback(context.destroy, linger=0)
+        journal = undo.enter_context(Journal(Path(options.journal_dir))) if options.journal_dir else None
+        driver = Driver(settings, tokenizer, keys, context, journal=journal)
+        started_s = driver.clock.now_s()
+        layout = make_layout(description, options, manifest, places, driver.peers, driver_host, keys, context)
+        deployment = Deployment(
+            layout=layout,
+            tokenizer=tokenizer,
+            engine=_started(engine or LocalEngine(), layout),
+            driver=driver,
+            context=context,
+            keys=keys,
+            driver_host=driver_host,
+            fallback=fallback,
+            replica_places=replica_placements,
+        )
+        undo.pop_all()
     try:
         deployment.replicate(at_launch=True)
         driver.start()

@@ -237,7 +237,7 @@ def _timing(
     draft = plan.speculation
     decode, single, sync_total = [], [], 0.0
     for index, stage in enumerate(stages):
-        times = []
+        times: list[float] = []
         for rows in range(1, merge + 1):
             if draft is None:
                 shape = StepShape.decode(rows, workload.mean_context_tokens)

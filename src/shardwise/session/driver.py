@@ -100,7 +100,7 @@ class Driver:
         self._stats: dict[int, dict[int, Stats]] = {}
         self._changed = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
-        self._numbers = iter(range(1, 2**63))
+        self._numbers = iter(range(journal.next_session if journal is not None else 1, 2**63))
         self._bell = Bell(context)
         self.peers.watch(self._bell.socket)
         self._running = True
@@ -127,7 +127,7 @@ class Driver:
         """Go on with a session of an earlier driver's journal; only tokens that are new are events."""
         session = Session(next(self._numbers), unfinished.request, self.tokenizer, on_event, self.clock.now_s())
         session.restore(unfinished.generated)
-        self.call(lambda: self._admit(session))
+        self.call(lambda: self._admit(session, instead_of=unfinished.session))
         return SessionHandle(self, session)
 
     def _check(self, request: GenerationRequest) -> None:
@@ -186,6 +186,8 @@ class Driver:
         if self._thread.is_alive():
             self.call(self._stop)
             self._thread.join(timeout=15)
+        elif self.journal is not None:
+            self.journal.close()  # it was never started
         self._bell.close()
 
     # -- the driver's thread ------------------------------------------------------------------------------------
@@ -384,9 +386,11 @@ class Driver:
         if self.offsets.take(pong, now_s):
             self.peers.send(pong.stage, Ping(sequence=pong.sequence + 1, sent_s=now_s))
 
-    def _admit(self, session: Session, *, journalled: bool = True) -> None:
+    def _admit(self, session: Session, *, journalled: bool = True, instead_of: int = 0) -> None:
         session.journalled = self.journal is not None and journalled
         self._journal_opening(session)
+        if self.journal is not None and instead_of:
+            self.journal.append(Ended(session=instead_of, reason="resumed"))
         self.waiting.append(session)
         self._open_waiting()
 

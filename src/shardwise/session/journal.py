@@ -5,8 +5,9 @@ previous digest and the event (BLAKE2b), so a frame that is damaged, missing, re
 part. Reading always yields a prefix of what was written; opening for writing cuts the file back to that prefix.
 
 **Promises** after a torn write or any flipped bits: a prefix, never a wrong token. An event is handed to the operating system
-before `append` returns; `sync` forces it to the disk. **Fails with** `UsageError` where the directory cannot be written.
-**Called by** the session driver.
+before `append` returns; `sync` forces it to the disk. One process at a time writes it. Sessions that have ended are dropped when
+it is opened, and when it has grown by `GROWTH_BYTES`. **Fails with** `UsageError` where the directory cannot be written, or
+another process writes there. **Called by** the session driver.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import msgspec
 from shardwise.errors import UsageError
 from shardwise.records import Record
 from shardwise.session.request import GenerationRequest
+from shardwise.shards.locks import FileLock
 
 MAGIC = b"shardwise journal 1\n"
 MAX_EVENT_BYTES = 16 * 2**20
+GROWTH_BYTES = 4 * 2**20
 _HEAD = 12
 
 
@@ -121,17 +124,26 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "sessions.journal"
+        self._lock = FileLock(directory / "sessions.lock")
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not self._lock.try_acquire():
+                hint = "wait until it has ended, or choose another --journal"
+                raise UsageError("another process writes this journal", where=str(directory), hint=hint)
             data = self.path.read_bytes() if self.path.exists() else b""
             events, length, self._digest = read_events(data)
             self.unfinished = unfinished_sessions(events)
+            self.next_session = 1 + max((event.session for event in events), default=0)
             self._file: BinaryIO = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
             self._file.truncate(length)
             self._file.seek(length)
             if length == 0:
                 self._file.write(MAGIC)
+            self._compact_at = length + GROWTH_BYTES
+            if any(isinstance(event, Ended) for event in events):
+                self.compact()
         except OSError as error:
+            self._lock.release()
             raise UsageError(
                 f"cannot write the journal: {error}", where=str(directory), hint="choose another --journal"
             ) from error
@@ -141,6 +153,8 @@ class Journal:
         body = _encoder.encode(event)
         self._digest = _chain(self._digest, body)
         self._file.write(len(body).to_bytes(4, "little") + self._digest + body)
+        if isinstance(event, Ended) and self._file.tell() >= self._compact_at:
+            self.compact()
 
     def sync(self) -> None:
         """Force everything to the disk."""
@@ -169,9 +183,12 @@ class Journal:
         self._file = self.path.open("r+b", buffering=0)
         self._file.seek(0, os.SEEK_END)
         self._digest = digest
+        self._compact_at = self._file.tell() + GROWTH_BYTES
 
     def close(self) -> None:
+        """Harmless when repeated."""
         self._file.close()
+        self._lock.release()
 
     def __enter__(self) -> Journal:
         return self
