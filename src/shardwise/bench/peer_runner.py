@@ -30,10 +30,10 @@ from shardwise.bench.result import Case, RequestResult, StageFigures, TrialResul
 from shardwise.bench.runner import OnTrial
 from shardwise.bench.scenario import Scenario
 from shardwise.clock import SystemClock
-from shardwise.deploy.options import default_cache
 from shardwise.errors import MissingExtraError, StageCrashed, UsageError
 from shardwise.model.resolve import describe_model, resolve_model
 from shardwise.records import Record
+from shardwise.shards.store import default_cache
 
 _CLOCK = SystemClock()
 _TIMEOUT_S = 600.0

@@ -16,7 +16,7 @@ from shardwise.errors import ShardwiseError
 from shardwise.machines.profile import NodeProfile
 from shardwise.model.description import ModelDescription
 from shardwise.probe.for_model import ModelProbe, model_rates
-from shardwise.probe.run import cache_folder
+from shardwise.shards.store import default_cache
 
 PROBE_BUDGET_S, PROBE_TIMEOUT_S = 1.0, 8.0
 BEYOND_CACHES_BYTES = 64 * 2**20  # layers that stay in the caches look a third faster than those of a stage
@@ -54,7 +54,7 @@ def own_node(model: ModelDescription, options: RunOptions) -> NodeProfile:
         kv_type=options.kv_type,
         timeout_s=PROBE_TIMEOUT_S,
     )
-    rates = model_rates(model, probe, cache_folder(), SystemClock())
+    rates = model_rates(model, probe, default_cache(), SystemClock())
     return NodeProfile(
         name="local",
         memory_bytes=usable_memory_bytes(),

@@ -14,10 +14,10 @@ def doctor(
 ) -> None:
     """What on this machine would stop shardwise, and the cure."""
     from shardwise.probe.doctor import examine, gather
-    from shardwise.probe.run import cache_folder
     from shardwise.records import plain
+    from shardwise.shards.store import default_cache
 
-    facts = gather(cache=cache_folder())
+    facts = gather(cache=default_cache())
     findings = examine(facts)
     bad = any(f.level == "bad" for f in findings)
     if output().json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from shardwise.cluster.following import FollowPolicy
@@ -13,6 +12,7 @@ from shardwise.planner.runnable import RUNNABLE_WIRE_DTYPES
 from shardwise.records import Record, replace
 from shardwise.session.checkpoints import CheckpointSettings
 from shardwise.session.recovery import RecoveryPolicy
+from shardwise.shards.store import default_cache
 from shardwise.stage.llama.library import BLAS_HELPS
 
 KV_TYPES = ("f16", "q8_0")
@@ -128,13 +128,6 @@ def equal_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Layers of each stage as equal as possible; the first ones get the rest, because the last stage has the head too."""
     base, rest = divmod(num_layers, num_stages)
     return tuple(base + (1 if i < rest else 0) for i in range(num_stages))
-
-
-def default_cache() -> Path:
-    """`SHARDWISE_CACHE`, or `shardwise` in the user's cache directory."""
-    if own := os.environ.get("SHARDWISE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
 
 
 def main_quantization(model: ModelDescription) -> str:

@@ -16,7 +16,6 @@ from shardwise.errors import UsageError
 from shardwise.machines import write_cluster
 from shardwise.probe.cluster import ClusterProbe
 from shardwise.probe.folders import OWN_FOLDER
-from shardwise.probe.folders import cache_folder as cache_folder
 from shardwise.probe.link_task import LinkSettings
 from shardwise.probe.node import NodeSettings, NodeSuite
 from shardwise.probe.report import ProbeReport, slowest_link

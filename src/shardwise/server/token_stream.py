@@ -117,11 +117,8 @@ class GenerationStream(Response):
         """The head and the first token, in the driver's thread, before the loop calls this response."""
         if self._line is None or self._mark is None or not self._line.is_fresh:
             return False
-        try:
-            piece = self._answer.opening() + self._answer.piece(choice, token)
-        except Exception:  # the driver serves others as well
-            log.exception("a stream broke")
-            self._soon(self._finish)
+        piece = self._piece(choice, token, first=True)
+        if piece is None:
             return True
         self._opened = self._wrote = True
         start = self._start()
@@ -136,12 +133,7 @@ class GenerationStream(Response):
         """Write a token in the driver's thread; False where it has to go through the loop."""
         if self._line is None or self._blocked or self._ended or self._late or not self._line.is_free:
             return False
-        try:
-            piece = self._answer.piece(choice, token)
-        except Exception:  # the driver serves others as well
-            log.exception("a stream broke")
-            self._soon(self._finish)
-            return True
+        piece = self._piece(choice, token)
         if not piece:
             return True
         self._wrote = True
@@ -151,6 +143,16 @@ class GenerationStream(Response):
             self._late.append((piece, at_s))
             self._soon(self._write_late)
         return True
+
+    def _piece(self, choice: int, token: Token, *, first: bool = False) -> bytes | None:
+        """Its bytes; None where they cannot be made: then the connection ends, and the driver goes on with the others."""
+        try:
+            opening = self._answer.opening() if first else b""
+            return opening + self._answer.piece(choice, token)
+        except Exception:
+            log.exception("a stream broke")
+            self._soon(self._finish)
+            return None
 
     def _soon(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the connection with it

@@ -37,11 +37,16 @@ SLICE_NAME = "slice.json"
 LOCK_TIMEOUT_S = 3600.0  # another process may be fetching the same slice
 
 
+def default_cache() -> Path:
+    """`SHARDWISE_CACHE`, or `shardwise` in the user's cache folder: for all that can be made or fetched again."""
+    if own := os.environ.get("SHARDWISE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
+
+
 def default_store() -> Path:
-    """`store` in `SHARDWISE_CACHE`, or in `shardwise` in the user's cache folder."""
-    own = os.environ.get("SHARDWISE_CACHE")
-    cache = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
-    return cache / "store"
+    """Where slices lie."""
+    return default_cache() / "store"
 
 
 def default_cap_bytes() -> int | None:
