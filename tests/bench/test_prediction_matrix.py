@@ -9,12 +9,14 @@ import sys
 import pytest
 
 from shardwise.bench.prediction_calibration import MACHINE, Calibration, fit
-from shardwise.bench.prediction_matrix import Cell, chosen, judge, predict_cell, predicted_figures
+from shardwise.bench.prediction_matrix import Cell, chosen, compare_all, judge, predict_cell, predicted_figures
 from shardwise.bench.prediction_runs import LONG_PROMPT_TOKENS, OUTPUT_TOKENS, PROMPT_TOKENS, RunFigures, Runs
+from shardwise.bench.result import RequestResult, TrialError, TrialResult
 from shardwise.bench.scenario import load_scenario
 from shardwise.machines.profile import HEAD_TABLE, LayerTiming, LinkProfile, Measurement, NodeProfile, RateTable
 from shardwise.model.description import ModelDescription
 from shardwise.model.presets import describe_preset
+from shardwise.records import replace
 
 LAYER_S = 2e-4
 STEP_S, SAMPLE_S, HOP_S = 1e-4, 3e-4, 1e-4  # beside a stage's step
@@ -145,6 +147,33 @@ def test_verdicts_name_the_worst_cell() -> None:
     assert (found.worst_case, found.ok) == ("c2", False)
     assert found.median == pytest.approx(0.08)
     assert judge(cells[:2])[0].ok
+
+
+def test_one_hiccup_of_three_repetitions_is_not_what_a_case_takes(model: ModelDescription, known: Calibration) -> None:
+    scenario = load_scenario("predictions")
+    case = next(c for c in scenario.cases() if len(c.hosts) == 1 and c.network == "loopback" and c.workload == "100 x1")
+
+    def trial(repetition: int, gap_s: float) -> TrialResult:
+        request = RequestResult(
+            prompt_tokens=100,
+            num_tokens=3,
+            time_to_first_token_s=10 * gap_s,
+            inter_token_s=(gap_s, gap_s),
+            finish_reason="length",
+            token_digest="",
+        )
+        return TrialResult(case=case, repetition=repetition, started="", duration_s=1.0, requests=(request,))
+
+    broken = TrialResult(
+        case=case, repetition=3, started="", duration_s=0.0, error=TrialError(type="StageCrashed", message="gone")
+    )
+    found = predict_cell(case, scenario, model, known)
+    trials = [trial(0, 0.01), trial(1, 0.05), trial(2, 0.011), broken]
+    cells = compare_all(trials, {case.key: replace(found, stages=())})
+    measured = {cell.metric: cell.measured for cell in cells}
+    assert measured["time_per_output_token_s"] == pytest.approx(0.011)
+    assert measured["time_to_first_token_s"] == pytest.approx(0.11)
+    assert measured["inter_token_p95_s"] == pytest.approx(0.05)
 
 
 def test_run_tells_what_was_predicted_beside_what_was_measured() -> None:

@@ -11,6 +11,7 @@ calibration; it tells how busy the machine was. **Fails with** `UsageError` wher
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,14 +91,13 @@ def predict_cell(case: Case, scenario: Scenario, model: ModelDescription, known:
     return predict_with(cost, plan_for(cost, case.hosts, tuple(layers), MAX_SESSIONS))
 
 
-def measured_figures(trial: TrialResult) -> dict[str, float]:
-    """The same figures as users saw them."""
-    gaps, metrics = trial.gaps_s, trial.metrics
+def measured_figures(trials: Sequence[TrialResult]) -> dict[str, float]:
+    """The same figures as users saw them, over the repetitions of one case: medians; the tail of all gaps together."""
     return {
-        "time_per_output_token_s": sum(gaps) / len(gaps),
-        "time_to_first_token_s": metrics["time_to_first_token_s"],
-        "aggregate_tokens_per_s": metrics["aggregate_tokens_per_s"],
-        "inter_token_p95_s": quantile(gaps, 0.95),
+        "time_per_output_token_s": statistics.median(sum(t.gaps_s) / len(t.gaps_s) for t in trials),
+        "time_to_first_token_s": statistics.median(t.metrics["time_to_first_token_s"] for t in trials),
+        "aggregate_tokens_per_s": statistics.median(t.metrics["aggregate_tokens_per_s"] for t in trials),
+        "inter_token_p95_s": quantile([gap for t in trials for gap in t.gaps_s], 0.95),
     }
 
 
@@ -111,20 +111,18 @@ def predicted_figures(found: Prediction) -> dict[str, float]:
     }
 
 
-def compare_trial(trial: TrialResult, found: Prediction) -> list[Cell]:
-    """All figures of one case; memory once a stage."""
-    predicted, measured = predicted_figures(found), measured_figures(trial)
-    cells = [
-        Cell(case=trial.case.key, metric=name, predicted=predicted[name], measured=value) for name, value in measured.items()
-    ]
-    for ahead, stage in zip(found.stages, trial.stages):
-        name = f"{trial.case.key} / {stage.node}"
+def compare_case(trials: Sequence[TrialResult], found: Prediction) -> list[Cell]:
+    """All figures of one case, from its repetitions; memory once a stage."""
+    case = trials[0].case
+    predicted, measured = predicted_figures(found), measured_figures(trials)
+    cells = [Cell(case=case.key, metric=name, predicted=predicted[name], measured=value) for name, value in measured.items()]
+    for index, ahead in enumerate(found.stages):
         cells.append(
             Cell(
-                case=name,
+                case=f"{case.key} / {trials[0].stages[index].node}",
                 metric="memory_bytes",
                 predicted=float(ahead.peak_memory_bytes),
-                measured=float(stage.peak_memory_bytes),
+                measured=statistics.median(float(t.stages[index].peak_memory_bytes) for t in trials),
             )
         )
     return cells
@@ -198,7 +196,11 @@ def run_matrix(
 
 def compare_all(trials: Sequence[TrialResult], ahead: dict[str, Prediction]) -> list[Cell]:
     """Every cell that was measured."""
-    return [cell for trial in trials if trial.error is None for cell in compare_trial(trial, ahead[trial.case.key])]
+    cases: dict[str, list[TrialResult]] = {}
+    for trial in trials:
+        if trial.error is None:
+            cases.setdefault(trial.case.key, []).append(trial)
+    return [cell for key, repeated in cases.items() for cell in compare_case(repeated, ahead[key])]
 
 
 def compare_again(scenario: Scenario, folder: Path) -> list[Finding]:
