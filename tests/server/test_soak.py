@@ -178,7 +178,7 @@ def test_the_server_costs_little(crowded: Deployment, crowd_server: Running) -> 
 def test_tokens_arrive_soon(crowded: Deployment, crowd_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the driver's hand-over to the client's socket, by the kernel's stamp: 99 % within 2 ms.
 
-    The server's own count ends when its thread runs again after `write`, which is later where the client runs first.
+    The server's own count is checked by it: it ends with the processor time of `write`, before its thread waits for a core.
     """
     event, piece = CompletionAnswer._event, Generation._written
     handed = threading.local()
@@ -207,6 +207,12 @@ def test_tokens_arrive_soon(crowded: Deployment, crowd_server: Running, monkeypa
         late_s += totals["late_s"]  # type: ignore[operator]
     within = {limit_s: sum(late <= limit_s for late in late_s) / len(late_s) for limit_s in (0.0005, 0.001, 0.002, 0.005)}
     p99_s = sorted(late_s)[int(0.99 * len(late_s))]
-    print(json.dumps({"tokens": len(late_s), "p50_s": sorted(late_s)[len(late_s) // 2], "p99_s": p99_s, "within": within}))
+    own = overhead_share(crowd_server, "0.002")
+    print(
+        json.dumps(
+            {"tokens": len(late_s), "p50_s": sorted(late_s)[len(late_s) // 2], "p99_s": p99_s, "within": within, "own": own}
+        )
+    )
     assert min(late_s) > -0.0005  # the clocks agree
     assert p99_s <= 0.002
+    assert own >= 0.99
