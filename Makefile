@@ -1,6 +1,7 @@
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3.14 python3,$(if $(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo ok),$(p))))
 BIN := .venv/bin
-RUN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
+# Processes that the tests start compile every module anew where bytecode may not be written.
+RUN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE -u PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-demo setup-test check lint types imports unit again test demo bench soak clean
 

@@ -1,17 +1,19 @@
 """The ring against unsharded llama.cpp: token ids equal, greedy and sampled, at 1, 2, 3 and 5 stages.
 
 Tolerance: none. Same library, same chunk sizes, f32 on the wire: every bit is the same (docs/adr/0003).
+By default each number of stages with some of the prompts; all 32 with `-m "soak or not soak"`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shardwise.deploy import launch_local
+from shardwise.deploy import Deployment, launch_local
 from shardwise.session.request import MAX_LOGPROBS
 from shardwise.stage.llama import library
 from shardwise.transport.messages import SamplingSettings
@@ -48,35 +50,52 @@ def expected(reference: Unsharded) -> dict[tuple[str, bool], list[int]]:
     return {}
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
+@pytest.fixture(scope="module")
+def deployment(request: pytest.FixtureRequest, sample_gguf: Path) -> Iterator[Deployment]:
+    """As many stages as the test asks for."""
+    settings = {"context_tokens": CONTEXT, "max_sessions": 1, "chunk_tokens": CHUNK, "blas": same_blas()}
+    with launch_local(sample_gguf, num_stages=request.param, **settings) as built:
+        yield built
+
+
+ALWAYS = {
+    (1, "story", False),
+    (2, "story", False),
+    (2, "question", True),
+    (3, "story", False),
+    (3, "long", False),
+    (5, "story", False),
+    (5, "code", True),
+}
+CASES = [
+    pytest.param(
+        *case, marks=() if case in ALWAYS else pytest.mark.soak, id=f"{case[0]}-{case[1]}-{'sampled' if case[2] else 'greedy'}"
+    )
+    for case in itertools.product((1, 2, 3, 5), PROMPTS, (False, True))
+]
+
+
+@pytest.mark.parametrize(("deployment", "name", "sampled"), CASES, indirect=["deployment"])
 def test_ids_equal_unsharded(
-    num_stages: int, sample_gguf: Path, reference: Unsharded, expected: dict[tuple[str, bool], list[int]]
+    deployment: Deployment, name: str, sampled: bool, reference: Unsharded, expected: dict[tuple[str, bool], list[int]]
 ) -> None:
-    with launch_local(
-        sample_gguf, num_stages=num_stages, context_tokens=CONTEXT, max_sessions=1, chunk_tokens=CHUNK, blas=same_blas()
-    ) as deployment:
-        for name, text in PROMPTS.items():
-            prompt = deployment.tokenizer.encode(text)
-            assert name != "long" or len(prompt) > 1000
-            for settings in (SamplingSettings(), SAMPLED):
-                key = (name, settings is SAMPLED)
-                if key not in expected:
-                    expected[key] = reference.generate(prompt, 128, settings)
-                tokens = list(deployment.generate(prompt, max_tokens=128, ignore_eos=True, sampling=settings))
-                assert [t.id for t in tokens] == expected[key], f"{num_stages} stages, {key}"
-                assert tokens[-1].finish_reason == "length"
+    prompt, settings = deployment.tokenizer.encode(PROMPTS[name]), SAMPLED if sampled else SamplingSettings()
+    assert name != "long" or len(prompt) > 1000
+    if (name, sampled) not in expected:
+        expected[name, sampled] = reference.generate(prompt, 128, settings)
+    tokens = list(deployment.generate(prompt, max_tokens=128, ignore_eos=True, sampling=settings))
+    assert [t.id for t in tokens] == expected[name, sampled]
+    assert tokens[-1].finish_reason == "length"
 
 
-def test_logprobs_of_the_last_prompt_token_equal_to_the_bit(sample_gguf: Path, reference: Unsharded) -> None:
+@pytest.mark.parametrize("deployment", [3], indirect=True)
+def test_logprobs_of_the_last_prompt_token_equal_to_the_bit(deployment: Deployment, reference: Unsharded) -> None:
     """The 20,000 largest log probabilities, each of which depends on all 49,152 logits through the normalizer."""
     from shardwise.stage.llama.sampling import log_softmax
 
-    with launch_local(
-        sample_gguf, num_stages=3, context_tokens=CONTEXT, max_sessions=1, chunk_tokens=CHUNK, blas=same_blas()
-    ) as deployment:
-        prompt = deployment.tokenizer.encode(PROMPTS["long"])
-        settings = SamplingSettings(num_logprobs=MAX_LOGPROBS)
-        (token,) = deployment.generate(prompt, max_tokens=1, sampling=settings)
+    prompt = deployment.tokenizer.encode(PROMPTS["long"])
+    settings = SamplingSettings(num_logprobs=MAX_LOGPROBS)
+    (token,) = deployment.generate(prompt, max_tokens=1, sampling=settings)
     ours = {entry.token: entry.logprob for entry in token.top}
     theirs = log_softmax(reference.prefill(prompt))
     assert len(ours) == MAX_LOGPROBS

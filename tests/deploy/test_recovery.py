@@ -122,7 +122,7 @@ with launch_local(sys.argv[1], num_stages=2, context_tokens=512, deterministic=T
 
 def test_a_restarted_driver_continues_its_sessions(sample_gguf: Path, tmp_path: Path) -> None:
     """SIGKILL the driver in the middle: its workers die with it; a new driver finishes the sentence from the journal."""
-    child = subprocess.Popen([sys.executable, "-c", DRIVER, str(sample_gguf), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    child = start_driver(sample_gguf, tmp_path)
     assert child.stdout is not None
     seen = [json.loads(child.stdout.readline()) for _ in range(30)]
     workers = [p for p in psutil.Process(child.pid).children(recursive=True) if "shardwise" in " ".join(p.cmdline())]
@@ -146,27 +146,28 @@ def test_a_restarted_driver_continues_its_sessions(sample_gguf: Path, tmp_path: 
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_driver_that_sleeps_goes_on_with_its_sessions(sample_gguf: Path, tmp_path: Path, seconds: int) -> None:
-    """SIGSTOP the driver: its own pause is nobody's fault, the tokens are those of a driver that stayed awake."""
-    clock = SystemClock()
-    runs = []
-    for pause in (False, True):
-        command = [
-            sys.executable,
-            "-c",
-            DRIVER.replace("max_tokens=400", "max_tokens=120"),
-            str(sample_gguf),
-            str(tmp_path / f"{pause}"),
-        ]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        got = [json.loads(child.stdout.readline()) for _ in range(20)]
-        if pause:
-            child.send_signal(signal.SIGSTOP)
-            clock.sleep(seconds)
-            child.send_signal(signal.SIGCONT)
-        got += [json.loads(line) for line in child.stdout]
-        child.stdout.close()
-        assert child.wait(timeout=30) == 0
-        runs.append(got)
-    assert runs[0] == runs[1]
-    assert len(runs[0]) == 120
+    """SIGSTOP the driver: its own pause is nobody's fault, the tokens are those of a driver that stayed awake meanwhile."""
+    asleep, awake = (start_driver(sample_gguf, tmp_path / name, num_tokens=120) for name in ("asleep", "awake"))
+    got = [json.loads(asleep.stdout.readline()) for _ in range(20)]  # type: ignore[union-attr]
+    asleep.send_signal(signal.SIGSTOP)
+    wakes_s = SystemClock().now_s() + seconds
+    wanted = all_tokens(awake)
+    SystemClock().sleep(max(0.0, wakes_s - SystemClock().now_s()))
+    asleep.send_signal(signal.SIGCONT)
+    assert got + all_tokens(asleep) == wanted
+    assert len(wanted) == 120
+
+
+def start_driver(model: Path, journal: Path, *, num_tokens: int = 400) -> subprocess.Popen[str]:
+    """It prints the ids of its one session."""
+    code = DRIVER.replace("max_tokens=400", f"max_tokens={num_tokens}")
+    return subprocess.Popen([sys.executable, "-c", code, str(model), str(journal)], stdout=subprocess.PIPE, text=True)
+
+
+def all_tokens(driver: subprocess.Popen[str]) -> list[int]:
+    """Until it ends."""
+    assert driver.stdout is not None
+    with driver.stdout as lines:
+        got = [json.loads(line) for line in lines]
+    assert driver.wait(timeout=30) == 0
+    return got
