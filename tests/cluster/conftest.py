@@ -23,7 +23,7 @@ def is_free(port: int) -> bool:
         return True
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """A coordinator "desk" and a node "nas" on this machine; after `down` nothing is left of either."""
     hosts = Hosts(tmp_path_factory.mktemp("hosts"))

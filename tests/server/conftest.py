@@ -13,20 +13,20 @@ from shardwise.deploy.launcher import launch_local
 from .running import Running, running_server, wait_until
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def deployment() -> Iterator[Deployment]:
     with launch_local("sample", num_stages=2, max_sessions=8, context_tokens=1024, probe_interval_s=1.0) as running:
         wait_until(lambda: running.readiness().ready, 60, "the first token")
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(deployment: Deployment) -> Iterator[Running]:
     with running_server(deployment) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
         yield client

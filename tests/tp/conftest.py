@@ -9,7 +9,7 @@ import pytest
 from tests.tp.ranks import Ranks
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
     groups: dict[int, Ranks] = {}
 
