@@ -25,7 +25,8 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 OPENBLAS = "scipy-openblas32==0.3.34.481.3"
 CACHE = Path(os.environ.get("SHARDWISE_CACHE", Path.home() / ".cache" / "shardwise"))
-RECIPE = "1"  # raised whenever `cmake_args` changes
+RECIPE = "2"  # raised whenever `cmake_args` changes
+GGML_BASE = ROOT / "tools" / "ggml_base.cmake"
 RENAMED = ("cblas_sgemm", "openblas_set_num_threads", "openblas_get_parallel")
 
 
@@ -65,7 +66,7 @@ def cpu_identity() -> str:
 
 
 def build_key(requirement: str) -> str:
-    parts = [requirement, OPENBLAS, platform.system(), platform.machine(), cpu_identity(), RECIPE]
+    parts = [requirement, OPENBLAS, platform.system(), platform.machine(), cpu_identity(), RECIPE, GGML_BASE.read_text()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -87,6 +88,7 @@ def cmake_args(with_blas: bool) -> str:
         )
         defines = " ".join(f"-D{name}=scipy_{name}" for name in RENAMED)
         args += [
+            f"-DCMAKE_PROJECT_ggml_INCLUDE={GGML_BASE.as_posix()}",
             "-DGGML_BLAS=ON",
             "-DGGML_BLAS_VENDOR=OpenBLAS",
             f"-DBLAS_LIBRARIES={library.as_posix()}",
@@ -151,7 +153,7 @@ def llama_wheel(requirement: str) -> Path:
 
 
 def stamp(extras: list[str]) -> str:
-    decisive = [ROOT / "pyproject.toml", ROOT / "setup.py", *sorted((ROOT / "src").rglob("*.c")), Path(__file__)]
+    decisive = [ROOT / "pyproject.toml", ROOT / "setup.py", GGML_BASE, *sorted((ROOT / "src").rglob("*.c")), Path(__file__)]
     parts = [*(path.read_text() for path in decisive), *sorted(extras), sys.version]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
