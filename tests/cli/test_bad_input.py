@@ -15,16 +15,17 @@ from shardwise.cli.main import run
 from tests.tiny_models import make_tiny
 
 
-@pytest.fixture
-def files(tmp_path: Path, sample_gguf: Path) -> Path:
-    """A folder with models of every broken kind."""
-    (tmp_path / "text.gguf").write_text("this is not a model")
-    (tmp_path / "empty.gguf").write_bytes(b"")
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, sample_gguf: Path) -> Path:
+    """A folder with models of every broken kind; nobody may write there."""
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "text.gguf").write_text("this is not a model")
+    (folder / "empty.gguf").write_bytes(b"")
     whole = sample_gguf.read_bytes()
-    (tmp_path / "truncated.gguf").write_bytes(whole[:1_000_000])
-    (tmp_path / "cut-weights.gguf").write_bytes(whole[:-1000])
-    (tmp_path / "part-00001-of-00002.gguf").write_bytes(whole)
-    return tmp_path
+    (folder / "truncated.gguf").write_bytes(whole[:1_000_000])
+    (folder / "cut-weights.gguf").write_bytes(whole[:-1000])
+    (folder / "part-00001-of-00002.gguf").write_bytes(whole)
+    return folder
 
 
 CASES = {
