@@ -66,21 +66,19 @@ def test_bad_commands_say_why(home: Hosts, host: str, command: list[str], code: 
     assert words in home.run(host, "cluster", *command, code=code)["error"]["message"]
 
 
-def forged(home: Hosts, **changes: object) -> str:
-    """The line of an invite that was changed on its way."""
-    invite = Invite.decode(home.run("desk", "cluster", "invite")["invite"])
-    return replace(invite, **changes).encode()
-
-
 def test_a_line_that_was_changed_is_refused_and_leaves_nothing_behind(home: Hosts) -> None:
     """Cut off, another secret or coordinator's key, an address where nobody listens; also from a machine that is a member."""
-    stranger = NodeKeys.generate()
+    text, stranger = home.run("desk", "cluster", "invite")["invite"], NodeKeys.generate()
+
+    def forged(**changes: object) -> str:
+        return replace(Invite.decode(text), **changes).encode()
+
     cases = [
-        (home.run("desk", "cluster", "invite")["invite"][:-9], 2, "this invite is damaged"),
-        (forged(home, secret=stranger.secret), 4, "does not take this invite"),
-        (forged(home, coordinator_public=stranger.public), 4, "does not take this invite"),
-        (forged(home, addresses=("tcp://127.0.0.1:9",)), 5, "coordinator does not answer: nobody listens there"),
-        (forged(home, addresses=("desk",)), 2, "not an address: desk"),
+        (text[:-9], 2, "this invite is damaged"),
+        (forged(secret=stranger.secret), 4, "does not take this invite"),
+        (forged(coordinator_public=stranger.public), 4, "does not take this invite"),
+        (forged(addresses=("tcp://127.0.0.1:9",)), 5, "coordinator does not answer: nobody listens there"),
+        (forged(addresses=("desk",)), 2, "not an address: desk"),
     ]
     before = home.pids("nas")
     for host, some in (("pi", cases), ("nas", cases[:2])):
@@ -89,13 +87,6 @@ def test_a_line_that_was_changed_is_refused_and_leaves_nothing_behind(home: Host
     assert home.pids("nas") == before
     assert home.states() == {"desk": "ready", "nas": "ready"}
     assert not home.state("pi").cluster.exists()
-
-
-def test_the_whole_line_in_quotes_will_do(home: Hosts) -> None:
-    line = home.run("desk", "cluster", "invite")["join"]
-    assert home.run("pi", "cluster", "join", line, "--port", str(PORTS["pi"]), "--memory", "1 GiB")["cluster"] == "home"
-    assert home.run("pi", "cluster", "leave") == {"left": True, "workers_ended": 0}
-    assert [path.name for path in home.state("pi").folder.iterdir()] == ["node.key"]
 
 
 def test_a_ray_that_is_not_there_is_not_attached_to(home: Hosts) -> None:
@@ -158,11 +149,13 @@ def in_process(home: Hosts) -> list[str]:
     return [str(node.member.state) for node in lifecycle.nodes(home.state("desk")).nodes if node.member.name in ("desk", "nas")]
 
 
-def test_leaving_is_for_good(home: Hosts) -> None:
-    invite = home.run("desk", "cluster", "invite")["invite"]
-    home.run("pi", "cluster", "join", invite, "--port", str(PORTS["pi"]), "--name", "nas", "--memory", "1 GiB")
+def test_the_whole_line_in_quotes_will_do_and_leaving_is_for_good(home: Hosts) -> None:
+    line = home.run("desk", "cluster", "invite")["join"]
+    more = ["--port", str(PORTS["pi"]), "--name", "nas", "--memory", "1 GiB"]
+    assert home.run("pi", "cluster", "join", line, *more)["cluster"] == "home"
     assert home.states() == {"desk": "ready", "nas": "ready", "nas-2": "ready"}
     assert home.run("pi", "cluster", "leave", "--drain", "--wait", "5") == {"left": True, "workers_ended": 0}
+    assert [path.name for path in home.state("pi").folder.iterdir()] == ["node.key"]
     assert home.states()["nas-2"] == "gone"
     with pytest.raises(UsageError):
         lifecycle.nodes(home.state("pi"))

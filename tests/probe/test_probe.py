@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from shardwise.probe.folders import OWN_FOLDER
 from shardwise.probe.layer_task import LayerTask
 from shardwise.probe.link_task import LinkSettings, LinkTarget
 from shardwise.probe.links import Echo, LinkProbe
-from shardwise.probe.node import NodeSettings, NodeSuite
+from shardwise.probe.node import NodeReport, NodeSettings, NodeSuite
 from shardwise.probe.plausible import Ceilings, why_impossible
 from shardwise.probe.statistics import measurement
 from shardwise.probe.synthetic import SMALL, write_layers
@@ -50,19 +51,33 @@ def test_a_broken_slice_is_said_with_the_reason(tmp_path: Path) -> None:
         layers.run_task(LayerTask(short=files, long=files, quantization="Q8_0", threads=1, budget_s=0.1))
 
 
-def test_rates_come_from_the_cache_until_asked_for_fresh_ones(tmp_path: Path) -> None:
-    asked: list[str] = []
-    settings = NodeSettings(name="desk", quick=True, threads=1, quantizations=("Q8_0",), cache_folder=str(tmp_path / "rates"))
-    settings_disk = {"disk_folder": str(tmp_path)}
-    first = NodeSuite(replace(settings, **settings_disk), CLOCK, lambda what, share: asked.append(what)).run()
-    second = NodeSuite(replace(settings, **settings_disk), CLOCK, lambda what, share: None).run()
+@dataclass
+class Measured:
+    """A machine that was measured once, quickly; its rates are in the cache."""
+
+    settings: NodeSettings
+    report: NodeReport
+    asked: list[str]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    folder, asked = tmp_path_factory.mktemp("measured"), list[str]()
+    settings = NodeSettings(name="desk", quick=True, threads=1, quantizations=("Q8_0",), disk_folder=str(folder))
+    settings = replace(settings, cache_folder=str(folder / "rates"))
+    return Measured(settings, NodeSuite(settings, CLOCK, lambda what, share: asked.append(what)).run(), asked)
+
+
+def test_rates_come_from_the_cache_until_asked_for_fresh_ones(measured: Measured) -> None:
+    first, asked = measured.report, measured.asked
+    second = NodeSuite(measured.settings, CLOCK, lambda what, share: None).run()
     assert first.profile.rates == second.profile.rates
     assert second.took_s < 6
     assert asked[0] == "memory"
     assert asked[-1] == "done"
     assert first.profile.disk_bytes_per_s is not None
     other = RateKey(device="another", quantization="Q8_0", library=first.profile.rates[0].library)
-    assert ProfileCache(tmp_path / "rates").get(other) is None
+    assert ProfileCache(Path(measured.settings.cache_folder)).get(other) is None
 
 
 def test_a_figure_that_cannot_be_is_neither_shown_nor_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +147,11 @@ def test_a_cluster_of_two_is_measured_and_its_file_read_back(tmp_path: Path) -> 
     assert load_cluster(tmp_path / "cluster.toml") == report.cluster()
 
 
-def test_a_worker_that_dies_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_named_and_the_others_go_on(measured: Measured) -> None:
     engine = LocalEngine({"desk": (), "nas": ("sh", "-c", "echo no such luck >&2; exit 3", "--")})
     infos = [NodeInfo(name="desk", address="127.0.0.1"), NodeInfo(name="nas", address="127.0.0.1")]
-    settings = NodeSettings(name="", quick=True, threads=1, quantizations=("Q8_0",), disk_folder=str(tmp_path))
     try:
-        report = ClusterProbe(engine, "127.0.0.1", settings, FAST, nodes=infos).run()
+        report = ClusterProbe(engine, "127.0.0.1", replace(measured.settings, name=""), FAST, nodes=infos).run()
     finally:
         engine.close()
     assert report.failed == ("nas: its worker ended: no such luck",)
