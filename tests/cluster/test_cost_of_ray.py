@@ -17,7 +17,7 @@ import pytest
 from shardwise.bench.lab import Host, Lab, lab_unavailable
 from shardwise.clock import SystemClock
 from shardwise.cluster import LocalEngine, WorkerSpec, lifecycle
-from shardwise.cluster.following import FollowPolicy
+from shardwise.cluster.follow_policy import FollowPolicy
 from shardwise.cluster.membership import Member, NodeState
 from shardwise.cluster.reconcile import AnyAction, Desired, DesiredWorker, Observed, StartWorker, next_actions
 from shardwise.cluster.scheduling import scheduling_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.clock import SystemClock
-from shardwise.cluster.following import FollowPolicy
+from shardwise.cluster.follow_policy import FollowPolicy
 from shardwise.cluster.membership import Member, NodeState
 from shardwise.deploy import Deployment, Placement, RunOptions, launch
 from shardwise.deploy.following import Follower

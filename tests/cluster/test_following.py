@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.cluster.follow_policy import FollowPolicy
 from shardwise.cluster.following import (
-    FollowPolicy,
     Watch,
     after_planning,
     is_due,

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from shardwise.shards.slicing import slice_model
-from shardwise.stage.backend import BackendSettings, BatchSegment, Floats
+from shardwise.stage.backend import BatchSegment, Floats
 from shardwise.stage.llama.backend import LlamaCppBackend
+from shardwise.stage.settings import BackendSettings
 from tests.deploy.reference import unsharded
 
 DOCUMENTED_BOUND = 2.0  # largest change of a logit seen with Q4_1 is about 1 (DESIGN 3.2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwise.shards.slicing import StageFiles
+from shardwise.shards.stage_paths import StageFiles
 from shardwise.stage.backend import BatchSegment, Floats
 from shardwise.stage.llama import tap
 from shardwise.stage.llama.backend import LlamaCppBackend

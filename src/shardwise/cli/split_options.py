@@ -12,7 +12,7 @@ from shardwise.errors import UsageError
 from shardwise.units import parse_rate
 
 if TYPE_CHECKING:
-    from shardwise.cluster.following import FollowPolicy
+    from shardwise.cluster.follow_policy import FollowPolicy
     from shardwise.deploy.deployment import Deployment
     from shardwise.deploy.options import RunOptions
     from shardwise.session.recovery import RecoveryPolicy
@@ -155,7 +155,7 @@ def split_nodes(text: str, plan: Path | None) -> tuple[str, ...]:
 
 def follow_policy(cluster: str, auto: bool, plan: Path | None) -> FollowPolicy:
     """What to do when machines come and go; a `--plan` says what is to be minimized."""
-    from shardwise.cluster.following import FollowPolicy
+    from shardwise.cluster.follow_policy import FollowPolicy
     from shardwise.planner.plan_file import load_plan
 
     if auto and not cluster:

@@ -11,21 +11,10 @@ from __future__ import annotations
 
 import math
 
+from shardwise.cluster.follow_policy import FollowPolicy
 from shardwise.cluster.membership import Member, NodeState
-from shardwise.cluster.reconcile import WORTH_SHARE, Proposal, decide
+from shardwise.cluster.reconcile import Proposal, decide
 from shardwise.records import Record, replace
-
-
-class FollowPolicy(Record):
-    """What a deployment on a cluster does when the machines change. Without `cluster_file` it does not plan."""
-
-    auto: bool = False  # carry better plans out; False: only show them
-    cluster_file: str = ""  # measured machines and links, made by `probe`; read again when it changes
-    objective: str = "latency"
-    least_gain_share: float = WORTH_SHARE
-    settle_s: float = 3.0  # the machines must have been the same for this long
-    between_moves_s: float = 120.0
-    retry_s: float = 600.0  # after a move that failed
 
 
 class Watch(Record):

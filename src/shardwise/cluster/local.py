@@ -5,6 +5,8 @@ kills them); a crash is seen at once and carries exit status and the last lines 
 interpreter cannot be started or a declared node is not the one asked for (`StageLoadFailed`). **Called by** `deploy`,
 and by the Ray actor on each node.
 
+`prepare` starts interpreters ahead of their configurations; whoever starts a worker gets one of them if it fits.
+
 Without declared nodes everything runs here, whatever `WorkerSpec.node` says. Virtual hosts are declared as name ->
 command prefix, e.g. `LocalEngine({"nas": ("ip", "netns", "exec", "nas")})`.
 """
@@ -31,10 +33,20 @@ class LocalEngine:
         self._on_change = on_change
         self._lock = threading.RLock()
         self._children: dict[str, WorkerProcess] = {}
+        self._waiting: list[WorkerProcess] = []
 
     @property
     def detect_s(self) -> float:
         return 0.5
+
+    def prepare(self, num_workers: int) -> None:
+        """Have this many processes wait for a plain `start` (no command in front, no environment); 0 ends those that still do."""
+        with self._lock:
+            while len(self._waiting) > num_workers:
+                self._waiting.pop().stop(grace_s=0.0)
+            while len(self._waiting) < num_workers:
+                blank = WorkerSpec(name=f"waiting-{len(self._waiting)}")
+                self._waiting.append(WorkerProcess(blank, node=LOCAL, on_end=self._on_change, waiting=True))
 
     def start(self, spec: WorkerSpec) -> None:
         node = spec.node or next(iter(self._hosts), LOCAL)
@@ -45,7 +57,17 @@ class LocalEngine:
             old = self._children.pop(spec.name, None)
             if old is not None:
                 old.stop(grace_s=0.0)
-            self._children[spec.name] = WorkerProcess(placed, node=node, on_end=self._on_change)
+            self._children[spec.name] = self._waiting_for(placed, node) or WorkerProcess(
+                placed, node=node, on_end=self._on_change
+            )
+
+    def _waiting_for(self, spec: WorkerSpec, node: str) -> WorkerProcess | None:
+        """A waiting process, now with its configuration."""
+        if not self._waiting or not self._waiting[0].can_become(spec):
+            return None
+        child = self._waiting.pop(0)
+        child.become(spec, node=node)
+        return child
 
     def stop(self, name: str, *, grace_s: float = 2.0) -> None:
         with self._lock:
@@ -75,6 +97,7 @@ class LocalEngine:
     def close(self) -> None:
         """Stop all at once: their graces overlap."""
         with self._lock:
+            self.prepare(0)
             children, self._children = list(self._children.values()), {}
         threads = [threading.Thread(target=child.stop, args=(2.0,), name=f"stop-{child.spec.name}") for child in children]
         for thread in threads:

@@ -1,6 +1,7 @@
 """One worker process as a child of this one: started, fed its configuration, watched, ended.
 
-A `WorkerSpec` flows in, a `WorkerStatus` flows out. **Promises** the child ends with this process (`child`); its
+A `WorkerSpec` flows in, a `WorkerStatus` flows out. A process may be started before its configuration is known: it then loads
+its code, and waits. **Promises** the child ends with this process (`child`), fed or not; its
 status is true at once; `stop` returns only when it is gone. **Fails when** the command cannot be started
 (`StageLoadFailed`). **Called by** `LocalEngine` and, on other machines, by the Ray actor.
 
@@ -29,6 +30,9 @@ from shardwise.cluster.scheduling import UNKNOWN, Scheduling, scheduling_of
 from shardwise.errors import StageLoadFailed
 
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # tuned for other machines they slow OpenBLAS (ADR 0002)
+# OpenBLAS, which numpy and llama.cpp have a copy of each, starts a thread for every core and lets it wait busily, for 50-80 ms
+# of processor each. llama.cpp says itself how many it wants (`--threads`) when it multiplies; numpy multiplies nothing here.
+DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
 UNSET_PREFIX = "RAY_"  # its token among them: a worker has nothing to do with Ray
 _KILL_WAIT_S = 10.0
 _SEEN_AGE_S = 0.25  # of what is read about a living process; reading costs some 0.2 ms
@@ -47,9 +51,12 @@ def start_child(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Pope
 
 
 class WorkerProcess:
-    """A process and the pump that keeps the end of its log. `on_end` is called once, from another thread."""
+    """A process and the pump that keeps the end of its log. `on_end` is called once, from another thread.
 
-    def __init__(self, spec: WorkerSpec, *, node: str, on_end: Callable[[], None] | None = None) -> None:
+    With `waiting` the process is not told its configuration before `become`.
+    """
+
+    def __init__(self, spec: WorkerSpec, *, node: str, on_end: Callable[[], None] | None = None, waiting: bool = False) -> None:
         self.spec = spec
         self.node = node
         self._on_end = on_end
@@ -62,8 +69,20 @@ class WorkerProcess:
         self._stdin: IO[bytes] = self._process.stdin
         self._pump = threading.Thread(target=self._read_log, args=(self._process.stderr,), name=f"log-{spec.name}", daemon=True)
         self._pump.start()
+        self._feeder: threading.Thread | None = None
+        if not waiting:
+            self.become(spec, node=node)
+
+    def become(self, spec: WorkerSpec, *, node: str) -> None:
+        """Give a waiting process its configuration; `can_become` said that it is the right one."""
+        self.spec, self.node = spec, node
         self._feeder = threading.Thread(target=self._feed, name=f"config-{spec.name}", daemon=True)
         self._feeder.start()
+
+    def can_become(self, spec: WorkerSpec) -> bool:
+        """Whether a process for this one would have been started in the same way."""
+        mine = (self.spec.module, self.spec.prefix, self.spec.environment)
+        return mine == (spec.module, spec.prefix, spec.environment)
 
     @property
     def pid(self) -> int:
@@ -96,8 +115,7 @@ class WorkerProcess:
     def stop(self, grace_s: float) -> None:
         """Close its input (the worker then ends by itself), then kill."""
         if self._process.poll() is None and grace_s > 0:
-            self._feeder.join(timeout=grace_s)
-            if not self._feeder.is_alive():
+            if not self._is_feeding(grace_s):
                 with contextlib.suppress(OSError):  # it is gone already
                     self._stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -105,10 +123,16 @@ class WorkerProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait(timeout=_KILL_WAIT_S)
-        self._feeder.join(timeout=2.0)
+        self._is_feeding(2.0)
         with contextlib.suppress(OSError):
             self._stdin.close()
         self._pump.join(timeout=2.0)
+
+    def _is_feeding(self, timeout_s: float) -> bool:
+        """Whether it is, still, after waiting."""
+        if self._feeder is not None:
+            self._feeder.join(timeout=timeout_s)
+        return self._feeder is not None and self._feeder.is_alive()
 
     def _read_log(self, stream: IO[bytes]) -> None:
         with stream:
@@ -127,7 +151,7 @@ class WorkerProcess:
 
 def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
     inherited = {k: v for k, v in os.environ.items() if k not in UNSET and not k.startswith(UNSET_PREFIX)}
-    environment = inherited | dict(spec.environment)
+    environment = DEFAULTS | inherited | dict(spec.environment)
     command = [*spec.prefix, sys.executable, "-m", "shardwise.cluster.child", spec.module]
     try:
         return subprocess.Popen(

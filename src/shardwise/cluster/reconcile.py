@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwise.cluster.engine import WorkerStatus
+from shardwise.cluster.follow_policy import WORTH_SHARE
 from shardwise.cluster.membership import Member, NodeState
 from shardwise.model.description import ModelDescription
 from shardwise.planner.types import Plan
 from shardwise.records import Record
 from shardwise.units import format_bytes, format_duration
 
-WORTH_SHARE = 0.10  # a plan must be better by this much before anybody is asked
 MAY_START = frozenset({NodeState.READY})
 MAY_STAY = frozenset({NodeState.READY, NodeState.SUSPECT, NodeState.DRAINING})
 

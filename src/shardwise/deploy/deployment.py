@@ -13,13 +13,12 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from shardwise.cluster.engine import ClusterEngine, WorkerStatus
 from shardwise.deploy.fallback import fallback_options
-from shardwise.deploy.following import Follower, Note
 from shardwise.deploy.moving import move_stage, place_for
 from shardwise.deploy.options import Placement, RunOptions
 from shardwise.deploy.relayout import Change, relayout
@@ -41,6 +40,9 @@ from shardwise.session.slow import SlowStage, rebalanced
 from shardwise.shards.manifest import Manifest
 from shardwise.transport.messages import SamplingSettings, Stats
 from shardwise.transport.security.keys import NodeKeys
+
+if TYPE_CHECKING:  # it plans: only a deployment on a cluster loads it
+    from shardwise.deploy.following import Follower, Note
 
 TOKEN_TIMEOUT_S = 600.0
 

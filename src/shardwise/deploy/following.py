@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardwise.clock import Clock
 from shardwise.cluster.engine import NodeInfo
+from shardwise.cluster.follow_policy import FollowPolicy
 from shardwise.cluster.following import (
-    FollowPolicy,
     Watch,
     after_planning,
     is_due,

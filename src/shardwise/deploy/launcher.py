@@ -1,6 +1,9 @@
 """plan -> verified slices -> running stages -> ready: the only place that joins the rooms.
 
 describe -> prepare_slices -> WorkerSpec a stage -> engine.start -> Ready from all -> Connect -> Connected from all
+
+On this machine alone the workers' interpreters start first and load their code while the model is looked at; whatever is
+refused on the way ends them (docs/adr/0045-quick-start.md).
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from shardwise.clock import SystemClock
 from shardwise.cluster.engine import ClusterEngine
 from shardwise.cluster.local import LocalEngine
 from shardwise.deploy.deployment import Deployment
@@ -25,9 +31,12 @@ from shardwise.model.resolve import describe_model, resolve_model
 from shardwise.session.driver import Driver
 from shardwise.session.journal import Journal
 from shardwise.session.peers import DriverSettings, Route
+from shardwise.shards.manifest import Manifest
 from shardwise.transport.promptness import prompt_context
 from shardwise.transport.security.keys import NodeKeys
 
+MOST_PREPARED = 8  # nobody has looked yet whether the model has that many layers; further workers start when it is their turn
+MOST_HEAD_START_S = 0.3  # what of its start a worker can have behind it when it is given its configuration: its code is loaded
 OnProgress = Callable[[str, float], None]  # what is being done, share done (0..1)
 
 
@@ -68,39 +77,35 @@ def launch(
 
         return launch_on_cluster(model, options, on_progress=on_progress)
     say = on_progress or (lambda what, share: None)
-    description = model if isinstance(model, ModelDescription) else describe_model(resolve_model(model))
-    options = options.settled_for(description)
-    options.check(description)
-    fallback = require_fallback(description, options)
-    if placements is None:  # with placements, whoever made them has looked at each node's memory
-        require_memory(description, options)
-    manifest, files = prepare_slices(description, options, lambda done, total: say("slicing", done / max(total, 1)))
-    places = placements or [Placement() for _ in files]
-    tokenizer = LlamaTokenizer(description.source.paths[0], description.tokenizer.chat_template)
-    keys = NodeKeys.generate() if options.encrypt else None
-    settings = DriverSettings(
-        num_stages=len(files),
-        max_sessions=options.max_sessions,
-        context_tokens=options.context_tokens,
-        hello=hello_of(manifest, options),
-        listen=listen_on(driver_host),
-        advertise_host=driver_host,
-        max_queue=options.max_queue,
-        probe_interval_s=options.probe_interval_s,
-        route=route,
-        checkpoints=options.checkpoints,
-    )
     with contextlib.ExitStack() as undo:  # of what a failure here would leave behind
+        free_bytes = psutil.virtual_memory().available  # before there is any worker
+        found = model if isinstance(model, ModelDescription) else resolve_model(model)
+        local = undo.enter_context(contextlib.closing(LocalEngine())) if engine is None else None
+        prepared_s = SystemClock().now_s()
+        if local is not None:
+            local.prepare(max(0, min(len(options.layers) or options.num_stages, MOST_PREPARED)))
+        description = describe_model(found)
+        options = options.settled_for(description)
+        options.check(description)
+        fallback = require_fallback(description, options)
+        if placements is None:  # with placements, whoever made them has looked at each node's memory
+            require_memory(description, options, free_bytes)
+        manifest, files = prepare_slices(description, options, lambda done, total: say("slicing", done / max(total, 1)))
+        places = placements or [Placement() for _ in files]
+        tokenizer = LlamaTokenizer(description.source.paths[0], description.tokenizer.chat_template)
+        keys = NodeKeys.generate() if options.encrypt else None
+        settings = _driver_settings(options, manifest, driver_host, route)
         context = prompt_context()
         undo.callback(context.destroy, linger=0)
         journal = undo.enter_context(Journal(Path(options.journal_dir))) if options.journal_dir else None
         driver = Driver(settings, tokenizer, keys, context, journal=journal)
-        started_s = driver.clock.now_s()
+        given_s = driver.clock.now_s()
+        head_start_s = 0.0 if local is None else min(given_s - prepared_s, MOST_HEAD_START_S)
         layout = make_layout(description, options, manifest, places, driver.peers, driver_host, keys, context)
         deployment = Deployment(
             layout=layout,
             tokenizer=tokenizer,
-            engine=_started(engine or LocalEngine(), layout),
+            engine=_started(engine or local or LocalEngine(), layout),
             driver=driver,
             context=context,
             keys=keys,
@@ -112,8 +117,9 @@ def launch(
     try:
         deployment.replicate(at_launch=True)
         driver.start()
+        tokenizer.load()  # while the workers load
         _wait_ready(deployment, options.start_timeout_s, say)
-        deployment.start_s = driver.clock.now_s() - started_s
+        deployment.start_s = driver.clock.now_s() - given_s + head_start_s
         deployment.supervise(options.recovery)
     except BaseException:
         deployment.close()
@@ -150,6 +156,21 @@ def _moved_bytes(driver: Driver, say: OnProgress) -> int:
         last = max(preparing, key=lambda p: p.left_s or 0.0)
         say(f"{last.what} stage {last.stage}", last.done_bytes / max(last.total_bytes, 1))
     return sum(p.done_bytes for p in preparing)
+
+
+def _driver_settings(options: RunOptions, manifest: Manifest, driver_host: str, route: Route | None) -> DriverSettings:
+    return DriverSettings(
+        num_stages=len(manifest.layers),
+        max_sessions=options.max_sessions,
+        context_tokens=options.context_tokens,
+        hello=hello_of(manifest, options),
+        listen=listen_on(driver_host),
+        advertise_host=driver_host,
+        max_queue=options.max_queue,
+        probe_interval_s=options.probe_interval_s,
+        route=route,
+        checkpoints=options.checkpoints,
+    )
 
 
 def _started(engine: ClusterEngine, layout: Layout) -> ClusterEngine:

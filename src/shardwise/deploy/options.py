@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardwise.cluster.following import FollowPolicy
+from shardwise.cluster.follow_policy import FollowPolicy
 from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.model.even_split import even_split
-from shardwise.planner.runnable import RUNNABLE_WIRE_DTYPES
 from shardwise.records import Record, replace
 from shardwise.session.checkpoints import CheckpointSettings
 from shardwise.session.recovery import RecoveryPolicy
 from shardwise.shards.store import default_cache
 from shardwise.stage.llama.library import BLAS_HELPS
+from shardwise.stage.settings import WIRE_DTYPES
 
 KV_TYPES = ("f16", "q8_0")
 BLAS_CHUNK_TOKENS = 128  # where BLAS dequantizes the weights for every chunk, larger chunks pay (ADR 0003)
@@ -76,7 +76,7 @@ class RunOptions(Record):
                 f"{self.num_stages} stages for {model.num_layers} layers", where="stages", hint=f"1 to {model.num_layers}"
             )
         for name, value, allowed in (
-            ("wire-dtype", self.wire_dtype, RUNNABLE_WIRE_DTYPES),
+            ("wire-dtype", self.wire_dtype, WIRE_DTYPES),
             ("kv-type", self.kv_type, KV_TYPES),
             ("blas", self.blas, ("auto", "on", "off")),
         ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +11,11 @@ from shardwise.model.description import ModelDescription
 from shardwise.shards.manifest import Manifest, ManifestSettings
 from shardwise.shards.packing import make_manifest, pack_model
 from shardwise.shards.pieces import LocalPieces, PieceSource, Place, pieces_of_files
-from shardwise.shards.slicing import StageFiles, slice_model
+from shardwise.shards.slicing import slice_model
+from shardwise.shards.stage_paths import StageFiles
 from shardwise.shards.stage_paths import stage_files as shards_stage_files
 from shardwise.shards.verify import paths_in
+from shardwise.stage.llama.library import package_version
 from shardwise.stage.own_slice import PieceAddress, SliceOrder
 from shardwise.transport.messages import PROTOCOL_VERSION
 
@@ -67,7 +68,7 @@ def manifest_settings(options: RunOptions) -> ManifestSettings:
         wire_dtype=options.wire_dtype,
         context_tokens=options.context_tokens,
         kv_type=options.kv_type,
-        libraries=(("llama-cpp-python", importlib.metadata.version("llama-cpp-python")),),
+        libraries=(("llama-cpp-python", package_version()),),
     )
 
 

@@ -1,5 +1,6 @@
 """The tokenizer of a GGUF model: llama.cpp's own, loaded without weights, with the model's chat template.
 
+It is loaded by `load`, or when it is first asked; `StageLoadFailed` where llama.cpp cannot.
 Any thread may ask it. The vocabulary is freed with the last reference, never before: a request may be at it while its deployment
 is being closed.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import weakref
 from typing import Any
 
@@ -22,15 +24,31 @@ class LlamaTokenizer:
     """`session.text.Tokenizer` over llama.cpp's vocabulary."""
 
     def __init__(self, path: str, chat_template: str | None) -> None:
-        self._api = library.load()
-        params = self._api.llama_model_default_params()
-        params.vocab_only = True
-        self._model = self._api.llama_model_load_from_file(path.encode(), params)
-        if not self._model:
-            raise StageLoadFailed(f"llama.cpp cannot read the tokenizer: {library.take_log()}", where=path)
-        self._vocab = self._api.llama_model_get_vocab(self._model)
-        weakref.finalize(self, self._api.llama_model_free, self._model).atexit = False
-        self._template = chat_template
+        self._path, self._template = path, chat_template
+        self._lock = threading.Lock()
+        self._loaded: tuple[Any, Any] | None = None
+
+    def load(self) -> tuple[Any, Any]:
+        """llama.cpp's functions and the vocabulary."""
+        with self._lock:
+            if self._loaded is None:
+                api = library.load()
+                params = api.llama_model_default_params()
+                params.vocab_only = True
+                model = api.llama_model_load_from_file(self._path.encode(), params)
+                if not model:
+                    raise StageLoadFailed(f"llama.cpp cannot read the tokenizer: {library.take_log()}", where=self._path)
+                weakref.finalize(self, api.llama_model_free, model).atexit = False
+                self._loaded = api, api.llama_model_get_vocab(model)
+            return self._loaded
+
+    @property
+    def _api(self) -> Any:
+        return (self._loaded or self.load())[0]
+
+    @property
+    def _vocab(self) -> Any:
+        return (self._loaded or self.load())[1]
 
     @functools.cached_property
     def vocab_size(self) -> int:

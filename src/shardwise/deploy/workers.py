@@ -18,10 +18,10 @@ from shardwise.model.description import ModelDescription
 from shardwise.records import replace
 from shardwise.session.peers import Peers
 from shardwise.shards.manifest import Manifest
-from shardwise.stage.backend import BackendSettings
 from shardwise.stage.config import AllowedPeer, WorkerConfig
 from shardwise.stage.llama.library import build_identity
 from shardwise.stage.own_slice import PieceAddress, SliceOrder
+from shardwise.stage.settings import BackendSettings
 from shardwise.transport.handshake import REPLICA_STAGE, Hello
 from shardwise.transport.pieces import PieceServer
 from shardwise.transport.security.keys import NodeKeys

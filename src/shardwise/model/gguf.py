@@ -48,6 +48,11 @@ def describe_gguf(path: str | Path, *, reference: str | None = None) -> ModelDes
 def describe_sources(sources: Sequence[ByteSource], *, reference: str, paths: Sequence[Path] = ()) -> ModelDescription:
     """Describe a model from all its parts, wherever they lie."""
     headers = for_each(read_gguf_header, sources, parallel=any(s.is_remote for s in sources))
+    return describe_headers(headers, reference=reference, paths=paths)
+
+
+def describe_headers(headers: list[GgufHeader], *, reference: str, paths: Sequence[Path] = ()) -> ModelDescription:
+    """Describe a model whose headers, of all its parts, have been read."""
     check_parts(headers)
     first = headers[0]
     _refuse_other_things(first)

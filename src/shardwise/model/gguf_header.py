@@ -9,8 +9,9 @@ missing is a `MalformedModelError` of one line, a version, byte order or tensor 
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ MAX_ENTRIES = 1 << 18  # metadata keys, tensors
 MAX_ARRAY_ELEMENTS = 1 << 24  # the largest known array has 500,000 merges
 MAX_NAME_BYTES = 1 << 16  # gguf.md: keys are at most 2^16 - 1 bytes
 MAX_DIMS = 4
+MAX_KNOWN = 8  # files whose headers are remembered
 MAX_INTEGER = 1 << 48  # of a size or count that somebody computes with
 
 
@@ -174,6 +176,8 @@ def brief(text: str, limit: int = 300) -> str:
 def read_gguf_header(path: str | Path | ByteSource) -> GgufHeader:
     """Read and check the header of one GGUF file (for a split model: of that part)."""
     source = LocalFile.open(path) if isinstance(path, (str, Path)) else path
+    if (known := _known_header(source)) is not None:
+        return known
     cursor = _Cursor(source)
     num_tensors, num_keys, version = _read_counts(cursor)
     metadata = _read_metadata(cursor, num_keys)
@@ -182,7 +186,37 @@ def read_gguf_header(path: str | Path | ByteSource) -> GgufHeader:
     data_offset = -(-cursor.position // alignment) * alignment
     tensors = tuple(_place(cursor, info, data_offset, alignment) for info in infos)
     _refuse_overlaps(cursor, tensors)
-    return GgufHeader(source, version, alignment, metadata, tensors, data_offset)
+    header = GgufHeader(source, version, alignment, metadata, tensors, data_offset)
+    _remember(header, cursor.walked())
+    return header
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A header that was read before, and the digest of the bytes that it was read from."""
+
+    header: GgufHeader
+    num_bytes: int
+    sha256: bytes
+
+
+_known: dict[tuple[str, int], _Known] = {}  # by name and size of the file
+
+
+def _known_header(source: ByteSource) -> GgufHeader | None:
+    """What reading would give, where its bytes are still the same: hashing them takes a tenth of the walk over a vocabulary."""
+    known = _known.get((source.name, source.size_bytes)) if not source.is_remote else None
+    if known is None or hashlib.sha256(source.read(0, known.num_bytes)).digest() != known.sha256:
+        return None
+    return replace(known.header, source=source)
+
+
+def _remember(header: GgufHeader, read: bytes) -> None:
+    """The latest `MAX_KNOWN` files of this machine: a start describes its model, then looks at its slices."""
+    if not header.source.is_remote:
+        for oldest in list(_known)[: max(0, len(_known) + 1 - MAX_KNOWN)]:
+            _known.pop(oldest, None)
+        _known[header.source.name, header.file_bytes] = _Known(header, len(read), hashlib.sha256(read).digest())
 
 
 class _Cursor:
@@ -192,6 +226,10 @@ class _Cursor:
         self.source = source
         self.position = 0
         self._buffer = bytearray()
+
+    def walked(self) -> bytes:
+        """All that anything was concluded from, from the first byte on."""
+        return bytes(self._buffer[: self.position])
 
     def fail(self, message: str) -> MalformedModelError:
         return MalformedModelError(brief(message), where=self.source.name, hint="the file is damaged; download it again")

@@ -7,9 +7,11 @@ formats of bitsandbytes are added here. Nothing is dequantized in this module.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from shardwise.errors import MalformedModelError, UnsupportedModelError
 from shardwise.model.description import Quantization
+from shardwise.partial_import import import_alone
 
 # safetensors' names where they differ from ggml's; scales of scaled formats are tensors of their own in such files.
 HUGGING_FACE = {
@@ -43,11 +45,9 @@ PRESET_ONLY = {
 @cache
 def ggml_types() -> dict[int, Quantization]:
     """ggml's type numbers -> block formats."""
-    from gguf.constants import GGML_QUANT_SIZES  # late: it costs 0.2 s, which `--help` must not pay
-
     return {
         int(kind): Quantization(name=kind.name, block_elements=elements, block_bytes=size)
-        for kind, (elements, size) in GGML_QUANT_SIZES.items()
+        for kind, (elements, size) in _constants().GGML_QUANT_SIZES.items()
     }
 
 
@@ -85,6 +85,10 @@ def tensor_bytes(shape: tuple[int, ...], kind: Quantization) -> int:
 @cache
 def file_type_labels() -> dict[int, str]:
     """GGUF's `general.file_type` -> the label people use (`Q4_K_M`)."""
-    from gguf.constants import LlamaFileType
+    types = _constants().LlamaFileType
+    return {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in types if kind.name != "GUESSED"}
 
-    return {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType if kind.name != "GUESSED"}
+
+def _constants() -> Any:
+    """`gguf.constants`, when first asked for: its enumerations cost 10 ms, which `--help` must not pay."""
+    return import_alone("gguf", "constants")

@@ -15,9 +15,10 @@ from shardwise.clock import SystemClock
 from shardwise.errors import ShardwiseError
 from shardwise.probe.layer_task import LayerResult, LayerTask, RowSamples
 from shardwise.records import from_json, to_json
-from shardwise.shards.slicing import StageFiles
-from shardwise.stage.backend import BackendSettings, BatchSegment
+from shardwise.shards.stage_paths import StageFiles
+from shardwise.stage.backend import BatchSegment
 from shardwise.stage.llama.backend import LlamaCppBackend
+from shardwise.stage.settings import BackendSettings
 
 _LEAST_SAMPLES = 5
 _MOST_SAMPLES = 200

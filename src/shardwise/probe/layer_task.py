@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.records import Record
-from shardwise.shards.slicing import StageFiles
+from shardwise.shards.stage_paths import StageFiles
 
 DECODE_ROWS = (1, 2, 4, 8)
 PREFILL_ROWS = (32, 64, 128, 256, 512)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardwise.errors import UsageError
 from shardwise.model.quantization import quantizations
 from shardwise.records import Record
-from shardwise.shards.slicing import StageFiles
+from shardwise.shards.stage_paths import StageFiles
 
 # Where a block keeps its f16 scales (ggml-common.h), in bytes from its start.
 _SCALES = {

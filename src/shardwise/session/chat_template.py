@@ -10,16 +10,15 @@ import datetime
 import json
 from typing import Any, NoReturn
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from shardwise.errors import UsageError
 
 MAX_RENDERED = 16 * 2**20
 
 
 def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
@@ -38,6 +37,9 @@ def render_chat(
     """The prompt text of a conversation."""
     if not template:
         raise UsageError("the model has no chat template", hint="give a plain prompt, or use an instruct model")
+    import jinja2  # here: a model's start does not wait for it, the first conversation does (20 ms)
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], undefined=jinja2.ChainableUndefined
     )

@@ -34,7 +34,7 @@ class GgufSource:
 
     def __init__(self, path: str | Path) -> None:
         self.paths = tuple(part_paths(path))
-        headers = [read_gguf_header(part) for part in self.paths]
+        self.headers = headers = [read_gguf_header(part) for part in self.paths]
         check_parts(headers)
         self.header: GgufHeader = headers[0]
         self.tensors: dict[str, SourceTensor] = {}

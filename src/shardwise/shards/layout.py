@@ -18,7 +18,8 @@ from shardwise.model.quantization import ggml_types
 from shardwise.shards.gguf_source import GgufSource
 from shardwise.shards.gguf_writer import OutTensor, encode_header, padded
 from shardwise.shards.slice_recipe import embedding_entries, embedding_tensors, layer_kinds, slice_entries, slice_tensors
-from shardwise.shards.slicing import StageFiles, check_range, count_layers, stage_files
+from shardwise.shards.slicing import check_range, count_layers, stage_files
+from shardwise.shards.stage_paths import StageFiles
 
 # Metadata entries from this size on (vocabulary, merges) are pieces of their own: they do not change with the range.
 _OWN_PIECE_BYTES = 64 * 1024

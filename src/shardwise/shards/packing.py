@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from shardwise.errors import CorruptWeightsError, UsageError
-from shardwise.model import describe_gguf
+from shardwise.model.gguf import describe_headers
 from shardwise.model.identity import file_sha256
 from shardwise.records import digest
 from shardwise.shards.gguf_source import GgufSource
@@ -125,7 +125,7 @@ class _Job:
     def __init__(self, path: Path, layer_counts: Sequence[int], progress: OnProgress | None) -> None:
         self.path = path
         self.source = GgufSource(path)
-        self.description = describe_gguf(path)
+        self.description = describe_headers(self.source.headers, reference=str(path), paths=self.source.paths)
         ranges = ranges_of(layer_counts, self.description.num_layers)
         self.layouts = tuple(lay_out_stage(self.source, start, end) for start, end in ranges)
         self.files: list[FileLayout] = [file for layout in self.layouts for file in layout.files]

@@ -48,25 +48,10 @@ from shardwise.shards.slice_recipe import (
     slice_entries,
     slice_tensors,
 )
+from shardwise.shards.stage_paths import StageFiles
 
 RECIPE = 1  # raised whenever the same source would give another slice
 Progress = Callable[[int, int], None]  # (bytes written, bytes in all)
-
-
-class StageFiles(Record):
-    """The files of one stage and how its input must be fed."""
-
-    start: int
-    end: int
-    num_layers: int  # of the whole model
-    weights: str  # path; the first part of a split file
-    embedding: str | None  # path of a GGUF that holds token_embd.weight; only for start == 0
-    architecture: str
-    input_scale: float  # what the stage's input (looked-up embeddings or activations, f32) is multiplied by
-    input_node: str | None  # if set: overwrite this graph node with the input, because llama.cpp changes its input first
-    input_batch: str = "embeddings"  # or "tokens": the batch holds token 0 in every row, the input goes to `input_node`
-    output_node: str  # graph node that holds the last layer's output, rows x hidden size in f32
-    weight_bytes: int  # of the tensors in `weights`
 
 
 class SliceStamp(Record):

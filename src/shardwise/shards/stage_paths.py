@@ -1,12 +1,31 @@
-"""From a manifest and the places of its files to what a backend loads."""
+"""What a backend loads (`StageFiles`), and from a manifest and the places of its files to it.
+
+A worker reads these records at its start: nothing here knows how slices are cut.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from shardwise.records import Record
 from shardwise.shards.manifest import Manifest, StageSlice
-from shardwise.shards.slicing import StageFiles
+
+
+class StageFiles(Record):
+    """The files of one stage and how its input must be fed."""
+
+    start: int
+    end: int
+    num_layers: int  # of the whole model
+    weights: str  # path; the first part of a split file
+    embedding: str | None  # path of a GGUF that holds token_embd.weight; only for start == 0
+    architecture: str
+    input_scale: float  # what the stage's input (looked-up embeddings or activations, f32) is multiplied by
+    input_node: str | None  # if set: overwrite this graph node with the input, because llama.cpp changes its input first
+    input_batch: str = "embeddings"  # or "tokens": the batch holds token 0 in every row, the input goes to `input_node`
+    output_node: str  # graph node that holds the last layer's output, rows x hidden size in f32
+    weight_bytes: int  # of the tensors in `weights`
 
 
 def paths_of(stage: StageSlice, paths: tuple[str, ...]) -> dict[str, Path]:

@@ -20,19 +20,6 @@ Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
 
 
-class BackendSettings(Record):
-    """What a backend needs to know beside its slice."""
-
-    context_tokens: int = 2048  # per session
-    max_sessions: int = 4
-    chunk_tokens: int = 64  # most rows of one prefill chunk
-    kv_type: str = "f16"  # f16 | q8_0
-    threads: int = 1
-    gpu_layers: int = 0
-    blas: str = "auto"  # auto (by quantization) | on | off
-    use_mmap: bool = True
-
-
 @dataclass(frozen=True, slots=True)
 class BatchSegment:
     """Consecutive rows of one sequence; `slot` is the backend's number of the session, 0 <= slot < max_sessions."""

@@ -9,9 +9,9 @@ from typing import BinaryIO
 
 from shardwise.errors import StageLoadFailed
 from shardwise.records import Record, from_json, to_json
-from shardwise.shards.slicing import StageFiles
-from shardwise.stage.backend import BackendSettings
+from shardwise.shards.stage_paths import StageFiles
 from shardwise.stage.own_slice import SliceOrder
+from shardwise.stage.settings import BackendSettings
 from shardwise.transport.handshake import Hello
 
 MAX_CONFIG_BYTES = 2**24

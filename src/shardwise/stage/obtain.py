@@ -13,7 +13,7 @@ import zmq
 from shardwise.errors import StageLoadFailed
 from shardwise.records import replace
 from shardwise.shards.progress import TransferProgress
-from shardwise.shards.slicing import StageFiles
+from shardwise.shards.stage_paths import StageFiles
 from shardwise.stage.config import WorkerConfig
 from shardwise.stage.links import Links
 from shardwise.stage.llama import library

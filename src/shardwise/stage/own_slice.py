@@ -3,7 +3,7 @@
     SliceOrder -> (fetch what is missing into this node's store) -> verify -> StageFiles for the backend
                -> Hello: digests from the manifest that was checked, versions from the libraries that are installed here
 
-`SHARDWISE_STORE_CAP` limits what the store keeps. **Promises** nothing is mapped whose every bit was not checked once on
+**Promises** nothing is mapped whose every bit was not checked once on
 this node (`paranoid`: at every start), and the `Hello` is this side's truth, never an echo of the driver's. **Fails with**
 `CorruptWeightsError` (file, tensor, expected, actual), `NetworkError`, `UsageError` (disk space). **Called by** the worker.
 """
@@ -22,18 +22,13 @@ import shardwise
 from shardwise.clock import SystemClock
 from shardwise.errors import CorruptWeightsError
 from shardwise.records import Record, replace
-from shardwise.shards.manifest import Manifest, StageSlice
-from shardwise.shards.pieces import PieceSource, pieces_of_folder, pieces_of_model
-from shardwise.shards.progress import OnTransfer, ProgressMeter, TransferProgress
-from shardwise.shards.slicing import StageFiles
-from shardwise.shards.stage_paths import paths_of, stage_files
-from shardwise.shards.store import ShardStore, default_cap_bytes, default_store
-from shardwise.shards.transfer import TransferOptions
+from shardwise.shards.manifest import Manifest
+from shardwise.shards.progress import ProgressMeter, TransferProgress
+from shardwise.shards.stage_paths import StageFiles, paths_of, stage_files
 from shardwise.shards.verification import ensure_verified
 from shardwise.shards.verify import paths_in
 from shardwise.transport.handshake import Hello
 from shardwise.transport.messages import PROTOCOL_VERSION
-from shardwise.transport.pieces import PeerPieces
 from shardwise.transport.security.keys import NodeKeys
 from shardwise.transport.security.state_dir import own_keys
 
@@ -81,56 +76,16 @@ def own_slice(
         verify(paths, record_dir=Path(order.record_dir))
         yield stage_files(order.manifest, stage, paths)
         return
-    store = ShardStore(Path(order.store) if order.store else default_store())
-    with store.hold([wanted]):
-        folder = _kept_or_fetched(store, order, wanted, key, context, keys, lambda how: progress("fetching", how))
+    from shardwise.stage.fetching import fetched_slice  # here: a start with everything in its place does without
+
+    with fetched_slice(order, wanted, key, context, keys, lambda how: progress("fetching", how)) as (folder, discard):
         paths = paths_in(folder, wanted.files)
         try:
             verify(paths, record_dir=folder)
         except CorruptWeightsError:
-            store.discard(wanted)  # the next start fetches it again
+            discard()  # the next start fetches it again
             raise
         yield stage_files(order.manifest, stage, paths)
-
-
-def _kept_or_fetched(
-    store: ShardStore,
-    order: SliceOrder,
-    wanted: StageSlice,
-    key: bytes,
-    context: zmq.Context[zmq.Socket[bytes]],
-    keys: NodeKeys | None,
-    progress: OnTransfer,
-) -> Path:
-    found = store.find(wanted)
-    if found is not None:
-        return found
-    with contextlib.ExitStack() as stack:
-        sources = _local_sources(order)
-        if keys is not None:
-            for peer in order.peers:
-                pieces = PeerPieces(context, peer.address, keys=keys, peer_public=peer.public_key)
-                sources.append(stack.enter_context(pieces))
-        options = TransferOptions(peer_bytes_per_s=order.peer_bytes_per_s)
-        folder, _ = store.fetch(wanted, sources, key=key, options=options, progress=progress)
-    cap_bytes = default_cap_bytes()
-    if cap_bytes is not None:
-        store.collect(cap_bytes)  # what is held, this slice among it, stays
-    return folder
-
-
-def _local_sources(order: SliceOrder) -> list[PieceSource]:
-    """Folders and model files that are here; one that is not what it should be is passed over, the bytes come from elsewhere."""
-    sources: list[PieceSource] = []
-    for folder in map(Path, order.folders):
-        if folder.is_dir():
-            with contextlib.suppress(CorruptWeightsError):
-                sources.append(pieces_of_folder(folder))
-    files = [Path(path) for path in order.model_files]
-    if files and all(path.is_file() for path in files):
-        with contextlib.suppress(CorruptWeightsError):
-            sources.append(pieces_of_model(order.manifest, files))
-    return sources
 
 
 def own_hello(told: Hello, manifest: Manifest | None, backend: str, device: str) -> Hello:

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.shards.slicing import StageFiles, slice_model
-from shardwise.stage.backend import BackendSettings, BatchSegment
+from shardwise.shards.slicing import slice_model
+from shardwise.shards.stage_paths import StageFiles
+from shardwise.stage.backend import BatchSegment
 from shardwise.stage.llama import library
 from shardwise.stage.llama.backend import LlamaCppBackend
+from shardwise.stage.settings import BackendSettings
 
 Floats = npt.NDArray[np.float32]
 PROMPT_CHUNKS = (33, 24)  # tokens; longer than the tiny models' windows and, together, than longrope's short context

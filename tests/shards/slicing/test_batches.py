@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from shardwise.shards.slicing import StageFiles
+from shardwise.shards.stage_paths import StageFiles
 from shardwise.stage.backend import BatchSegment
 from shardwise.stage.llama.backend import LlamaCppBackend
 from shardwise.stage.llama.row_order import graph_order

@@ -16,10 +16,10 @@ import zmq
 from shardwise.records import replace
 from shardwise.shards.manifest import Manifest, ManifestSettings
 from shardwise.shards.packing import pack_model
-from shardwise.stage.backend import BackendSettings
 from shardwise.stage.config import AllowedPeer, WorkerConfig
 from shardwise.stage.llama.library import build_identity
 from shardwise.stage.own_slice import SliceOrder, of_manifest
+from shardwise.stage.settings import BackendSettings
 from shardwise.transport.channel import Inbox
 from shardwise.transport.handshake import Hello
 from shardwise.transport.messages import PROTOCOL_VERSION, Failure, Ready

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 
 from shardwise.errors import ContextFull, RemoteFailure, StageLoadFailed, StageOutOfMemory
-from shardwise.shards.slicing import StageFiles
-from shardwise.stage.backend import BackendSettings, BatchSegment, Floats, MemoryFigures, StageOutput, Tokens
+from shardwise.shards.stage_paths import StageFiles
+from shardwise.stage.backend import BatchSegment, Floats, MemoryFigures, StageOutput, Tokens
 from shardwise.stage.llama import library
-from shardwise.stage.llama.embedding import TokenEmbedding
 from shardwise.stage.llama.row_order import graph_order
 from shardwise.stage.llama.tap import LayerTap
+from shardwise.stage.settings import BackendSettings
+
+if TYPE_CHECKING:
+    from shardwise.stage.llama.embedding import TokenEmbedding
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q4_0": 2, "bf16": 30}
 
@@ -39,7 +42,7 @@ class LlamaCppBackend:
         self._check_memory(files)
         library.take_log()
         library.take_buffers()
-        self._embedding = TokenEmbedding(files.embedding) if files.embedding else None
+        self._embedding = self._load_embedding(files.embedding) if files.embedding else None
         self._model = self._load_model()
         self._tap = self._make_tap(files)
         self._context = self._make_context()
@@ -63,6 +66,11 @@ class LlamaCppBackend:
                 needed_bytes=files.weight_bytes,
                 available_bytes=available,
             )
+
+    def _load_embedding(self, path: str) -> TokenEmbedding:
+        from shardwise.stage.llama.embedding import TokenEmbedding  # only the first stage reads GGUF headers by itself
+
+        return TokenEmbedding(path)
 
     def _load_model(self) -> Any:
         params = self._api.llama_model_default_params()

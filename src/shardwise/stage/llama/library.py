@@ -9,18 +9,19 @@ Fails with `StageLoadFailed` where the library cannot be loaded.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-import importlib
-import importlib.metadata
 import importlib.util
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 from shardwise.errors import StageLoadFailed
+from shardwise.partial_import import import_alone
 
 # Where dequantizing to f32 for a BLAS product beats ggml's own kernels (prefill of 512, one thread; ADR 0002).
 BLAS_HELPS = frozenset({"Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "Q8_0", "IQ4_XS", "IQ3_S"})
@@ -32,6 +33,22 @@ _buffers: dict[str, int] = {}
 _kept_alive: list[Any] = []
 
 
+@contextlib.contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """While OpenBLAS is loaded: it starts a thread for every core, each of which waits busily for 50-80 ms of processor.
+
+    ggml says before each product how many it wants, and they are started then.
+    """
+    if "OPENBLAS_NUM_THREADS" in os.environ:  # whoever set it has a reason
+        yield
+        return
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+
+
 def _preload_openblas() -> None:
     spec = importlib.util.find_spec("scipy_openblas32")
     if spec is None or not spec.submodule_search_locations:
@@ -40,7 +57,8 @@ def _preload_openblas() -> None:
         if file.suffix in {".so", ".dylib", ".dll"}:
             if sys.platform == "win32":
                 os.add_dll_directory(str(file.parent))
-            ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+            with _one_blas_thread():
+                ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
 
 
 @functools.cache
@@ -48,7 +66,7 @@ def load() -> Any:
     """The module `llama_cpp.llama_cpp`, initialised once a process."""
     try:
         _preload_openblas()
-        api = importlib.import_module("llama_cpp.llama_cpp")
+        api: Any = import_alone("llama_cpp", "llama_cpp")
     except (ImportError, OSError, RuntimeError, FileNotFoundError) as error:
         raise StageLoadFailed(
             f"llama.cpp cannot be loaded: {error}", hint="pip install --force-reinstall llama-cpp-python"
@@ -92,7 +110,7 @@ def ggml() -> ctypes.CDLL:
     api = load()
     if os.name != "nt":
         return cast(ctypes.CDLL, api._lib)
-    folder = Path(str(importlib.import_module("llama_cpp").__file__)).parent / "lib"
+    folder = Path(str(api.__file__)).parent / "lib"
     return _Joined([ctypes.CDLL(str(folder / f"{name}.dll")) for name in ("ggml", "ggml-base")])  # type: ignore[return-value]
 
 
@@ -140,7 +158,20 @@ def choose_blas(mode: str, main_quantization: str) -> bool:
 
 def build_identity() -> str:
     """`llama.cpp 0.3.36`: what peers must have in common; how it was compiled may differ (`device_name`)."""
-    return f"llama.cpp {importlib.metadata.version('llama-cpp-python')}"
+    return f"llama.cpp {package_version()}"
+
+
+@functools.cache
+def package_version() -> str:
+    """Of `llama-cpp-python`. The name of the folder with its metadata tells; reading that takes `importlib.metadata` 20 ms."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is not None and spec.origin is not None:
+        folders = list(Path(spec.origin).parent.parent.glob("llama_cpp_python-*.dist-info"))
+        if len(folders) == 1:
+            return folders[0].name.removesuffix(".dist-info").split("-", 1)[1]
+    from importlib.metadata import version  # here, because it is the way that costs
+
+    return version("llama-cpp-python")
 
 
 @functools.cache
@@ -153,5 +184,4 @@ def device_name() -> str:
 
 def describe() -> str:
     """`llama.cpp 0.3.36 openblas`: what rates and bit-equality depend on."""
-    package = importlib.import_module("llama_cpp")
-    return f"llama.cpp {package.__version__}{' openblas' if has_blas() else ''}"
+    return f"{build_identity()}{' openblas' if has_blas() else ''}"

@@ -7,11 +7,10 @@ libzmq's monitor events flow in, one verdict flows out. **Promises** `wait` retu
 
 from __future__ import annotations
 
+import struct
 from types import TracebackType
-from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from shardwise.clock import Clock, SystemClock
 from shardwise.errors import AuthenticationFailed, ConnectFailed, ConnectTimeout, NetworkError
@@ -22,6 +21,7 @@ _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_
 # (its handshake timeout is 0.9 s) does so less quickly. Only hang-ups in quick succession are a verdict.
 _HANGUPS_BEFORE_VERDICT = 5
 _QUICK_S = 0.5
+_EVENT = struct.Struct("=HI")
 _HINT_KEY = "join again with a new invite, or check which key the peer has now"
 
 
@@ -43,21 +43,27 @@ class HandshakeWatch:
             left_ms = round((deadline_s - self._clock.now_s()) * 1000)
             if left_ms <= 0 or not self._monitor.poll(left_ms):
                 raise self._late(timeout_s, peer)
-            if self._judge(recv_monitor_message(self._monitor), peer):
+            if self._judge(self._next_event(), peer):
                 return
 
     def check(self, *, peer: str = "") -> None:
         """Raise `AuthenticationFailed` if the peer has turned this node away by now; never blocks."""
         while self._monitor.poll(0):
-            self._judge(recv_monitor_message(self._monitor), peer)
+            self._judge(self._next_event(), peer)
+
+    def _next_event(self) -> int:
+        """The event's number (16 bits, then its value; the second frame is the address: `zmq_socket_monitor`).
+
+        By hand, because `zmq.utils.monitor` loads asyncio, which costs every worker's start 10 ms.
+        """
+        return int(_EVENT.unpack(self._monitor.recv_multipart()[0])[0])
 
     def close(self) -> None:
         """Stop watching; the socket itself stays open."""
         self._socket.disable_monitor()
         self._monitor.close(0)
 
-    def _judge(self, message: Any, peer: str) -> bool:
-        event = message["event"]
+    def _judge(self, event: int, peer: str) -> bool:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return True
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
