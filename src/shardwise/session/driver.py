@@ -197,7 +197,8 @@ class Driver:
         next_probe_s = self.clock.now_s()
         while self._running:
             self.peers.wait(IDLE_WAIT_S)
-            self._bell.silence()
+            if self.peers.is_due(self._bell.socket):
+                self._bell.silence()
             while self._calls:
                 self._calls.popleft()()
             for refusal in [*self.peers.read_replies(), *self.peers.read_refusals()]:

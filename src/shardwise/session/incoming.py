@@ -32,6 +32,7 @@ class Incoming:
 
     def serve(self) -> bool:
         """Handle what has arrived; whether anything had."""
+        self.peers.wait(0)
         for refusal in [*self.peers.read_replies(), *self.peers.read_refusals()]:
             self.failure = self.failure or refusal
         any_came = False

@@ -62,6 +62,7 @@ class Peers:
         self.ready: dict[int, Ready] = {}
         self._poller = zmq.Poller()
         self._poller.register(self.inbox.socket, zmq.POLLIN)
+        self._ready: set[zmq.Socket[bytes]] = set()
 
     @property
     def address(self) -> str:
@@ -91,8 +92,12 @@ class Peers:
                 self.allowed.remove(ready.public_key)
 
     def wait(self, timeout_s: float) -> None:
-        """Return as soon as anything can be received."""
-        self._poller.poll(max(0, round(timeout_s * 1000)))
+        """Return as soon as anything can be received; remembers where."""
+        self._ready = {socket for socket, _ in self._poller.poll(max(0, round(timeout_s * 1000)))}
+
+    def is_due(self, socket: zmq.Socket[bytes]) -> bool:
+        """Whether the latest `wait` found something there."""
+        return socket in self._ready
 
     def receive(self) -> Envelope | None:
         return self.inbox.receive()
@@ -178,6 +183,8 @@ class Peers:
         """Read the workers' answers to our hello; returns refusals."""
         refusals: list[CompatibilityError] = []
         for outbox in (*self._outboxes.values(), *self._replica_outboxes.values()):
+            if outbox.socket not in self._ready:
+                continue
             try:
                 while outbox.receive() is not None:
                     continue
