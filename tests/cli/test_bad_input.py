@@ -41,7 +41,11 @@ CASES = {
     "no stages": (["run", "sample", "--stages", "0", "-p", "hi"], 2, "1 to 30"),
     "layers do not add up": (["run", "sample", "--layers", "10,12", "-p", "hi"], 2, "15,15"),
     "layers are no numbers": (["run", "sample", "--layers", "a,b", "-p", "hi"], 2, "10,12,8"),
-    "prompt longer than the context": (["run", "sample", "--ctx", "16", "-p", "word " * 40, "--raw"], 2, "context holds 16"),
+    "prompt longer than the context": (
+        ["run", "sample", "--ctx", "16", "-p", "word " * 40, "--raw", "--no-predict"],
+        2,
+        "context holds 16",
+    ),
     "empty prompt": (["run", "sample"], 2, "empty"),
     "context beyond the model": (["run", "sample", "--ctx", "999999", "-p", "hi"], 2, "at most 8192"),
     "unknown KV type": (["run", "sample", "--kv-type", "q3", "-p", "hi"], 2, "f16, q8_0"),

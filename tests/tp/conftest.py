@@ -22,4 +22,6 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 
     yield get
     for group in groups.values():
+        group.end_input()
+    for group in groups.values():
         group.close()

@@ -102,11 +102,15 @@ class Ranks:
         for process in self.processes:
             process.kill()
 
-    def close(self) -> None:
+    def end_input(self) -> None:
+        """The ranks end by themselves."""
         for process in self.processes:
             if process.stdin is not None:
                 with suppress(BrokenPipeError):
                     process.stdin.close()
+
+    def close(self) -> None:
+        self.end_input()
         for process in self.processes:
             try:
                 process.wait(20)

@@ -26,13 +26,19 @@ def check(results: list[dict[str, Any]]) -> None:
         assert result["gather_exact"], (rank, result)
 
 
+EVERY_WAY = pytest.mark.parametrize("every_way", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["some", "all"])
+"""By default each model at each number of ranks, even or uneven in turn; under soak each in every way."""
+
+
+@EVERY_WAY
 @pytest.mark.parametrize("name", LANGUAGE)
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_language_models(ranks: Callable[[int], Ranks], world: int, name: str) -> None:
+def test_language_models(ranks: Callable[[int], Ranks], world: int, name: str, every_way: bool) -> None:
     group, case = ranks(world), "tests.tp.cases_models:language"
-    check(group.run(case, name=name, heads=12, kv_heads=4, shares=None, train=world == 2))
-    # fewer KV heads than ranks: they are replicated; unequal machines
-    check(group.run(case, name=name, heads=12, kv_heads=2, shares=UNEVEN[:world], train=world == 3))
+    if every_way or world != 3:
+        check(group.run(case, name=name, heads=12, kv_heads=4, shares=None, train=world == 2))
+    if every_way or world == 3:  # fewer KV heads than ranks: they are replicated; unequal machines
+        check(group.run(case, name=name, heads=12, kv_heads=2, shares=UNEVEN[:world], train=world == 3))
     if world == 3:
         check(group.run(case, name=name, heads=6, kv_heads=2, shares=WITH_EMPTY[:world], train=True))
 
@@ -78,8 +84,11 @@ def test_whole_experts_per_rank(ranks: Callable[[int], Ranks], world: int, name:
         )
 
 
+@EVERY_WAY
 @pytest.mark.parametrize("name", DIFFUSION)
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_diffusion_models(ranks: Callable[[int], Ranks], world: int, name: str) -> None:
-    for shares in (None, UNEVEN[:world] if world != 3 else WITH_EMPTY[:world]):
+def test_diffusion_models(ranks: Callable[[int], Ranks], world: int, name: str, every_way: bool) -> None:
+    uneven = UNEVEN[:world] if world != 3 else WITH_EMPTY[:world]
+    ways = (None, uneven) if every_way else {2: (None,), 3: (uneven,), 4: (uneven,)}[world]
+    for shares in ways:
         check(ranks(world).run("tests.tp.cases_diffusion:diffusion", name=name, shares=shares, train=True))
