@@ -31,6 +31,7 @@ class Unsharded:
         self.vocab = self._api.llama_model_get_vocab(self._model)
         self.vocab_size = int(self._api.llama_vocab_n_tokens(self.vocab))
         self._chunk = chunk_tokens
+        self._last_prompt: tuple[list[int], npt.NDArray[np.float32]] = ([], np.empty(0, np.float32))
 
     def _decode(self, tokens: list[int]) -> None:
         array = (self._api.llama_token * len(tokens))(*tokens)
@@ -45,7 +46,14 @@ class Unsharded:
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
         for start in range(0, len(prompt), self._chunk):
             self._decode(prompt[start : start + self._chunk])
-        return self._logits()
+        logits_V = self._logits()
+        self._last_prompt = (list(prompt), logits_V.copy())
+        return logits_V
+
+    def prompt_logits(self, prompt: list[int]) -> npt.NDArray[np.float32]:
+        """As `prefill`; not computed again where it was the last prompt."""
+        known, logits_V = self._last_prompt
+        return logits_V if known == prompt else self.prefill(prompt)
 
     def step(self, token: int) -> npt.NDArray[np.float32]:
         """Logits [V] after one more token."""

@@ -121,7 +121,7 @@ def test_logprobs_of_the_last_prompt_token_equal_to_the_bit(deployments: Deploym
     settings = SamplingSettings(num_logprobs=MAX_LOGPROBS)
     (token,) = deployment.generate(prompt, max_tokens=1, sampling=settings)
     ours = {entry.token: entry.logprob for entry in token.top}
-    theirs = log_softmax(reference.prefill(prompt))
+    theirs = log_softmax(reference.prompt_logits(prompt))
     assert len(ours) == MAX_LOGPROBS
     assert all(value == float(theirs[i]) for i, value in ours.items())
     assert min(ours.values()) >= np.delete(theirs, list(ours)).max()
