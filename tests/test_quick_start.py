@@ -10,10 +10,11 @@ import pytest
 from shardwise.partial_import import import_alone
 
 # Each costs a process 5 to 100 ms.
-NOBODY = ("asyncio", "yaml", "jinja2", "diskcache", "email", "importlib.metadata", "ortools", "scipy", "torch", "ray")
+NOBODY = ("asyncio", "yaml", "jinja2", "diskcache", "email", "importlib.metadata", "psutil", "ortools", "scipy", "torch", "ray")
 PLANNING = ("shardwise.planner", "shardwise.machines", "shardwise.cluster.reconcile", "shardwise.deploy.following")
-LAUNCH = "from shardwise.deploy import launch_local"
-WORKER = "import shardwise.stage.__main__"
+LAUNCH = "from shardwise.deploy import launch_local; import shardwise.deploy.bring_up"
+FRONT = "from shardwise.deploy import launch_local"
+WORKER = "import shardwise.stage.serve"
 LIBRARY = "from shardwise.stage.llama import library; api = library.load(); library.build_identity(); library.describe()"
 CHILD = "import shardwise.cluster.child"
 
@@ -28,12 +29,13 @@ def run(code: str) -> str:
     ("code", "unwanted"),
     [
         (LAUNCH, (*NOBODY, *PLANNING, "numpy", "gguf", "llama_cpp")),
+        (FRONT, (*NOBODY, *PLANNING, "zmq", "shardwise.deploy.deployment", "shardwise.shards.store", "shardwise.session.driver")),
         (WORKER, (*NOBODY, *PLANNING, "gguf", "shardwise.model", "shardwise.shards.slicing", "shardwise.shards.store")),
         (LIBRARY, NOBODY),
-        (CHILD, (*NOBODY, *PLANNING, "msgspec", "zmq", "psutil", "shardwise.cluster.engine")),
+        (CHILD, (*NOBODY, *PLANNING, "msgspec", "zmq", "shardwise.cluster.engine")),
         ("from shardwise.model.quantization import ggml_types; ggml_types()", (*NOBODY, "numpy", "gguf.vocab")),
     ],
-    ids=["launch", "worker", "library", "child", "quantizations"],
+    ids=["launch", "before the first process", "worker", "library", "child", "quantizations"],
 )
 def test_what_is_not_loaded(code: str, unwanted: tuple[str, ...]) -> None:
     assert run(f"{code}\nimport sys\nprint([m for m in {unwanted!r} if m in sys.modules])") == "[]"

@@ -33,7 +33,7 @@ from shardwise.clock import SystemClock
 from shardwise.errors import MissingExtraError, StageCrashed, UsageError
 from shardwise.model.resolve import describe_model, resolve_model
 from shardwise.records import Record
-from shardwise.shards.store import default_cache
+from shardwise.shards.cache_folder import default_cache
 
 _CLOCK = SystemClock()
 _TIMEOUT_S = 600.0

@@ -16,7 +16,7 @@ from shardwise.errors import ShardwiseError
 from shardwise.machines.profile import NodeProfile
 from shardwise.model.description import ModelDescription
 from shardwise.probe.for_model import ModelProbe, model_rates
-from shardwise.shards.store import default_cache
+from shardwise.shards.cache_folder import default_cache
 
 PROBE_BUDGET_S, PROBE_TIMEOUT_S = 1.0, 8.0
 BEYOND_CACHES_BYTES = 64 * 2**20  # layers that stay in the caches look a third faster than those of a stage

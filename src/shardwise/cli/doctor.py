@@ -15,7 +15,7 @@ def doctor(
     """What on this machine would stop shardwise, and the cure."""
     from shardwise.probe.doctor import examine, gather
     from shardwise.records import plain
-    from shardwise.shards.store import default_cache
+    from shardwise.shards.cache_folder import default_cache
 
     facts = gather(cache=default_cache())
     findings = examine(facts)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardwise.bench.run_prediction import predict_local
 from shardwise.cli.common import output
 from shardwise.cli.split_options import equip
 from shardwise.cli.tables import boundary_table, predicted_line, stage_table, summary_line
-from shardwise.deploy import Deployment, RunOptions, launch
+from shardwise.deploy import RunOptions, launch
 from shardwise.deploy.result import Measured
 from shardwise.session.request import GenerationRequest
 from shardwise.transport.messages import SamplingSettings
+
+if TYPE_CHECKING:
+    from shardwise.deploy import Deployment
 
 
 def start(model: str, options: RunOptions) -> Deployment:
@@ -56,6 +58,8 @@ def generate_once(
         )
         measured = Measured(deployment, request)
         if predict:
+            from shardwise.bench.run_prediction import predict_local  # it plans and probes: not before the workers have started
+
             measured.predicted, why = predict_local(
                 deployment.model, deployment.options, prompt_tokens=len(request.prompt), output_tokens=max_tokens
             )

@@ -22,12 +22,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
-import psutil
-
 from shardwise.clock import SystemClock
 from shardwise.cluster.engine import LOG_LINE_CHARS, LOG_LINES, WorkerSpec, WorkerStatus
 from shardwise.cluster.scheduling import UNKNOWN, Scheduling, scheduling_of
 from shardwise.errors import StageLoadFailed
+from shardwise.memory import resident_bytes
 
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # tuned for other machines they slow OpenBLAS (ADR 0002)
 # OpenBLAS, which numpy and llama.cpp have a copy of each, starts a thread for every core and lets it wait busily, for 50-80 ms
@@ -109,7 +108,7 @@ class WorkerProcess:
         """Of a living process: what its system says, and the memory it has."""
         now_s = self._clock.now_s()
         if now_s - self._seen_s >= _SEEN_AGE_S:
-            self._seen, self._seen_s = (scheduling_of(self.pid), _resident_bytes(self.pid)), now_s
+            self._seen, self._seen_s = (scheduling_of(self.pid), resident_bytes(self.pid)), now_s
         return self._seen
 
     def stop(self, grace_s: float) -> None:
@@ -161,10 +160,3 @@ def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
         raise StageLoadFailed(
             f"cannot start worker {spec.name}: {error.strerror or error}", where=" ".join(command[:6]), hint="is it installed?"
         ) from error
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0

@@ -9,18 +9,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import psutil
-
 from shardwise.records import Record
 
 _LETTERS = {"R": "running", "S": "sleeping", "I": "sleeping", "D": "blocked", "T": "stopped", "t": "stopped"}
-_WORDS = {
-    psutil.STATUS_RUNNING: "running",
-    psutil.STATUS_SLEEPING: "sleeping",
-    psutil.STATUS_IDLE: "sleeping",
-    psutil.STATUS_DISK_SLEEP: "blocked",
-    psutil.STATUS_STOPPED: "stopped",
-    psutil.STATUS_TRACING_STOP: "stopped",
+_WORDS = {  # psutil's, which is loaded where it is needed only
+    "running": "running",
+    "sleeping": "sleeping",
+    "idle": "sleeping",
+    "disk-sleep": "blocked",
+    "stopped": "stopped",
+    "tracing-stop": "stopped",
 }
 
 
@@ -57,6 +55,8 @@ def _from_proc(tasks: Path) -> Scheduling:
 
 
 def _from_psutil(pid: int) -> Scheduling:
+    import psutil
+
     try:
         process = psutil.Process(pid)
         user_s, system_s = process.cpu_times()[:2]

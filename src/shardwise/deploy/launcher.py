@@ -1,43 +1,47 @@
-"""plan -> verified slices -> running stages -> ready: the only place that joins the rooms.
+"""`launch_local` and `launch`: the workers' interpreters first, then everything else.
 
-describe -> prepare_slices -> WorkerSpec a stage -> engine.start -> Ready from all -> Connect -> Connected from all
-
-On this machine alone the workers' interpreters start first and load their code while the model is looked at; whatever is
-refused on the way ends them (docs/adr/0045-quick-start.md).
+On this machine alone a process for each stage begins to load its code before the model is looked at, and before this process
+has loaded what it needs for that; whatever is refused on the way ends them (docs/adr/0045-quick-start.md). So this module
+imports little.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from shardwise.clock import SystemClock
 from shardwise.cluster.engine import ClusterEngine
 from shardwise.cluster.local import LocalEngine
-from shardwise.deploy.deployment import Deployment
-from shardwise.deploy.fallback import require_fallback
-from shardwise.deploy.memory import require_memory
 from shardwise.deploy.options import Placement, RunOptions
-from shardwise.deploy.slices import prepare_slices
-from shardwise.deploy.tokenizer import LlamaTokenizer
-from shardwise.deploy.workers import Layout, crash_error, hello_of, listen_on, make_layout
-from shardwise.errors import ReplyTimeout
+from shardwise.memory import available_bytes
 from shardwise.model.description import ModelDescription
-from shardwise.model.resolve import describe_model, resolve_model
-from shardwise.session.driver import Driver
-from shardwise.session.journal import Journal
-from shardwise.session.peers import DriverSettings, Route
-from shardwise.shards.manifest import Manifest
-from shardwise.transport.promptness import prompt_context
-from shardwise.transport.security.keys import NodeKeys
+from shardwise.model.resolve import resolve_model
+
+if TYPE_CHECKING:
+    from shardwise.deploy.deployment import Deployment
+    from shardwise.session.peers import Route
 
 MOST_PREPARED = 8  # nobody has looked yet whether the model has that many layers; further workers start when it is their turn
-MOST_HEAD_START_S = 0.3  # what of its start a worker can have behind it when it is given its configuration: its code is loaded
 OnProgress = Callable[[str, float], None]  # what is being done, share done (0..1)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What `launch` was asked for, and what it has found and begun."""
+
+    model: Path | ModelDescription
+    options: RunOptions
+    placements: list[Placement] | None
+    replica_placements: list[Placement] | None
+    driver_host: str
+    route: Route | None
+    on_progress: OnProgress | None
+    free_bytes: int  # before there was any worker
+    prepared_s: float | None  # when processes were started ahead of their configuration; None: none was
 
 
 def launch_local(
@@ -76,109 +80,27 @@ def launch(
         from shardwise.deploy.on_cluster import launch_on_cluster  # it needs this module
 
         return launch_on_cluster(model, options, on_progress=on_progress)
-    say = on_progress or (lambda what, share: None)
-    with contextlib.ExitStack() as undo:  # of what a failure here would leave behind
-        free_bytes = psutil.virtual_memory().available  # before there is any worker
-        found = model if isinstance(model, ModelDescription) else resolve_model(model)
-        local = undo.enter_context(contextlib.closing(LocalEngine())) if engine is None else None
-        prepared_s = SystemClock().now_s()
-        if local is not None:
+    free_bytes = available_bytes()
+    found = model if isinstance(model, ModelDescription) else resolve_model(model)
+    with contextlib.ExitStack() as undo:  # ends the processes where it comes to nothing
+        prepared_s = None
+        if engine is None:
+            local = undo.enter_context(contextlib.closing(LocalEngine()))
+            engine, prepared_s = local, SystemClock().now_s()
             local.prepare(max(0, min(len(options.layers) or options.num_stages, MOST_PREPARED)))
-        description = describe_model(found)
-        options = options.settled_for(description)
-        options.check(description)
-        fallback = require_fallback(description, options)
-        if placements is None:  # with placements, whoever made them has looked at each node's memory
-            require_memory(description, options, free_bytes)
-        manifest, files = prepare_slices(description, options, lambda done, total: say("slicing", done / max(total, 1)))
-        places = placements or [Placement() for _ in files]
-        tokenizer = LlamaTokenizer(description.source.paths[0], description.tokenizer.chat_template)
-        keys = NodeKeys.generate() if options.encrypt else None
-        settings = _driver_settings(options, manifest, driver_host, route)
-        context = prompt_context()
-        undo.callback(context.destroy, linger=0)
-        journal = undo.enter_context(Journal(Path(options.journal_dir))) if options.journal_dir else None
-        driver = Driver(settings, tokenizer, keys, context, journal=journal)
-        given_s = driver.clock.now_s()
-        head_start_s = 0.0 if local is None else min(given_s - prepared_s, MOST_HEAD_START_S)
-        layout = make_layout(description, options, manifest, places, driver.peers, driver_host, keys, context)
-        deployment = Deployment(
-            layout=layout,
-            tokenizer=tokenizer,
-            engine=_started(engine or local or LocalEngine(), layout),
-            driver=driver,
-            context=context,
-            keys=keys,
+        from shardwise.deploy.bring_up import bring_up  # only now: its imports take as long as a process's start
+
+        wanted = Launch(
+            model=found,
+            options=options,
+            placements=placements,
+            replica_placements=replica_placements,
             driver_host=driver_host,
-            fallback=fallback,
-            replica_places=replica_placements,
+            route=route,
+            on_progress=on_progress,
+            free_bytes=free_bytes,
+            prepared_s=prepared_s,
         )
+        deployment = bring_up(wanted, engine)
         undo.pop_all()
-    try:
-        deployment.replicate(at_launch=True)
-        driver.start()
-        tokenizer.load()  # while the workers load
-        _wait_ready(deployment, options.start_timeout_s, say)
-        deployment.start_s = driver.clock.now_s() - given_s + head_start_s
-        deployment.supervise(options.recovery)
-    except BaseException:
-        deployment.close()
-        raise
     return deployment
-
-
-def _wait_ready(deployment: Deployment, timeout_s: float, say: OnProgress) -> None:
-    """Until every stage has loaded and knows its neighbours; a worker that ends meanwhile is an error at once."""
-    driver, num_stages = deployment.driver, deployment.driver.num_stages
-    end_s = driver.clock.now_s() + timeout_s
-    told, moved_bytes = -1, 0
-    while not driver.connected:
-        if (moved := _moved_bytes(driver, say)) != moved_bytes:  # slices are on their way: the time begins anew
-            moved_bytes, end_s = moved, driver.clock.now_s() + timeout_s
-        if driver.clock.now_s() > end_s:
-            raise ReplyTimeout(f"the stages were not ready within {timeout_s:.0f} s", hint="raise --start-timeout")
-        if len(driver.peers.ready) != told:
-            told = len(driver.peers.ready)
-            say("loading", told / num_stages)
-        driver.wait_changed(0.1)
-        for status in deployment.engine.statuses():
-            if not status.alive and driver.failure is None:
-                driver.wait_changed(0.3)  # its own last word says more
-                raise driver.failure or crash_error(status.name, status.exit_status, status.log_tail)
-        if driver.failure is not None:
-            raise driver.failure
-
-
-def _moved_bytes(driver: Driver, say: OnProgress) -> int:
-    """What the workers have fetched and verified so far, all together; says how far the slowest one is."""
-    preparing = [p for stage, p in driver.preparing.items() if stage not in driver.peers.ready]
-    if preparing:
-        last = max(preparing, key=lambda p: p.left_s or 0.0)
-        say(f"{last.what} stage {last.stage}", last.done_bytes / max(last.total_bytes, 1))
-    return sum(p.done_bytes for p in preparing)
-
-
-def _driver_settings(options: RunOptions, manifest: Manifest, driver_host: str, route: Route | None) -> DriverSettings:
-    return DriverSettings(
-        num_stages=len(manifest.layers),
-        max_sessions=options.max_sessions,
-        context_tokens=options.context_tokens,
-        hello=hello_of(manifest, options),
-        listen=listen_on(driver_host),
-        advertise_host=driver_host,
-        max_queue=options.max_queue,
-        probe_interval_s=options.probe_interval_s,
-        route=route,
-        checkpoints=options.checkpoints,
-    )
-
-
-def _started(engine: ClusterEngine, layout: Layout) -> ClusterEngine:
-    """Start all workers, at once."""
-    try:
-        for stage in range(len(layout.names)):
-            engine.start(layout.spec(stage, 1))
-    except BaseException:
-        engine.close()
-        raise
-    return engine

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import psutil
-
+from shardwise import memory
 from shardwise.deploy.options import RunOptions
 from shardwise.errors import StageOutOfMemory
 from shardwise.model.description import ModelDescription
@@ -19,7 +18,7 @@ def stage_bytes(model: ModelDescription, start: int, end: int, options: RunOptio
 
 def require_memory(model: ModelDescription, options: RunOptions, available_bytes: int | None = None) -> None:
     """`StageOutOfMemory` with bytes where all stages together do not fit this machine."""
-    available = psutil.virtual_memory().available if available_bytes is None else available_bytes
+    available = memory.available_bytes() if available_bytes is None else available_bytes
     start, needed = 0, 0
     for count in options.layer_counts(model):
         needed += stage_bytes(model, start, start + count, options)

@@ -11,7 +11,7 @@ from shardwise.model.even_split import even_split
 from shardwise.records import Record, replace
 from shardwise.session.checkpoints import CheckpointSettings
 from shardwise.session.recovery import RecoveryPolicy
-from shardwise.shards.store import default_cache
+from shardwise.shards.cache_folder import default_cache
 from shardwise.stage.llama.library import BLAS_HELPS
 from shardwise.stage.settings import WIRE_DTYPES
 

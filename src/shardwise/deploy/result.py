@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardwise.deploy.deployment import Deployment
 from shardwise.errors import UsageError
 from shardwise.records import plain
 from shardwise.session.request import GenerationRequest, Token
 from shardwise.transport.messages import Quantiles, Stats
+
+if TYPE_CHECKING:
+    from shardwise.deploy.deployment import Deployment
 
 
 class Measured:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardwise.shards.store import default_cache
+from shardwise.shards.cache_folder import default_cache
 
 OWN_FOLDER = "own"  # in settings that travel: the cache folder of the machine that measures, not of the one that asks
 

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import psutil
-
 from shardwise.clock import SystemClock
 from shardwise.errors import CorruptWeightsError, UsageError
 from shardwise.model.gguf_header import FORMATS, GgufType
@@ -133,6 +131,8 @@ def write_file(path: Path, header: bytes, tensors: Sequence[OutTensor], on_bytes
 
 def _remove_leftovers(path: Path) -> None:
     """Half-written files of processes that were killed: not those of live ones, nor young ones (of another machine)."""
+    import psutil  # here: it takes 10 ms to load, and seldom is there anything to write
+
     now_s = SystemClock().wall_s()
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         pid = leftover.name.split(".")[-3]

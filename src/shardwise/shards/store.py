@@ -24,6 +24,7 @@ from pathlib import Path
 from shardwise.clock import Clock, SystemClock
 from shardwise.errors import UsageError
 from shardwise.records import Record, from_json, to_json
+from shardwise.shards.cache_folder import default_cache
 from shardwise.shards.gguf_writer import make_directory, require_space, sync_directory
 from shardwise.shards.locks import FileLock
 from shardwise.shards.manifest import StageSlice
@@ -35,13 +36,6 @@ from shardwise.units import parse_bytes
 
 SLICE_NAME = "slice.json"
 LOCK_TIMEOUT_S = 3600.0  # another process may be fetching the same slice
-
-
-def default_cache() -> Path:
-    """`SHARDWISE_CACHE`, or `shardwise` in the user's cache folder: for all that can be made or fetched again."""
-    if own := os.environ.get("SHARDWISE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
 
 
 def default_store() -> Path:

@@ -1,11 +1,6 @@
-"""A worker's figures: bounded samples of durations, counters, memory."""
+"""A worker's figures: bounded samples of durations, counters."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-import psutil
 
 from shardwise.transport.messages import Quantiles
 
@@ -48,22 +43,3 @@ class WorkerFigures:
         self.decode_rows = self.prefill_tokens = 0
         self.decode_sent_bytes = self.decode_steps_sent = 0
         self.num_duplicates = self.num_fenced = 0
-
-
-def memory_bytes() -> int:
-    """Resident set of this process."""
-    return int(psutil.Process().memory_info().rss)
-
-
-def peak_memory_bytes() -> int:
-    """Largest resident set of this program so far."""
-    if sys.platform == "linux":  # getrusage would count what the parent had before this program was started
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource  # not on Windows
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) if sys.platform == "darwin" else int(peak) * 1024

@@ -20,6 +20,7 @@ import zmq
 
 from shardwise.clock import Clock, SystemClock
 from shardwise.errors import PeerClosed, ShardwiseError, UsageError
+from shardwise.memory import peak_resident_bytes, resident_bytes
 from shardwise.stage.batcher import Batcher, Item
 from shardwise.stage.config import WorkerConfig
 from shardwise.stage.execute import Executor
@@ -33,7 +34,7 @@ from shardwise.stage.resume import adopt, continue_from, on_wanted, refill_mirro
 from shardwise.stage.sensible import MAX_INT, StageLimits, require_sensible
 from shardwise.stage.sent_log import SentLog
 from shardwise.stage.sessions import SessionTable, StageSession
-from shardwise.stage.stats import WorkerFigures, memory_bytes, peak_memory_bytes
+from shardwise.stage.stats import WorkerFigures
 from shardwise.transport.channel import Envelope
 from shardwise.transport.messages import (
     Closed,
@@ -361,8 +362,8 @@ class StageWorker:
             pid=os.getpid(),
             sessions=len(self.sessions),
             kv_tokens=sum(s.next_position for s in self.sessions.values()),
-            peak_memory_bytes=peak_memory_bytes(),
-            memory_bytes=memory_bytes(),
+            peak_memory_bytes=peak_resident_bytes(),
+            memory_bytes=resident_bytes(),
             prefill=figures.prefill.quantiles(),
             decode=figures.decode.quantiles(),
             wait=figures.wait.quantiles(),

@@ -15,9 +15,9 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from shardwise.errors import ContextFull, RemoteFailure, StageLoadFailed, StageOutOfMemory
+from shardwise.memory import available_bytes
 from shardwise.shards.stage_paths import StageFiles
 from shardwise.stage.backend import BatchSegment, Floats, MemoryFigures, StageOutput, Tokens
 from shardwise.stage.llama import library
@@ -57,7 +57,7 @@ class LlamaCppBackend:
     # -- loading ------------------------------------------------------------------------------------------------
 
     def _check_memory(self, files: StageFiles) -> None:
-        available = psutil.virtual_memory().available
+        available = available_bytes()
         if files.weight_bytes > available and self.settings.gpu_layers == 0:
             raise StageOutOfMemory(
                 f"layers {files.start}..{files.end - 1} need {files.weight_bytes} bytes, {available} are free",
