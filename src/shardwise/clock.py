@@ -35,10 +35,6 @@ class SystemClock:
         if duration_s > 0:
             time.sleep(duration_s)
 
-    def thread_cpu_s(self) -> float:
-        """Processor time of the calling thread: goes on only while it runs."""
-        return time.thread_time()
-
 
 class ManualClock:
     """A clock that moves only when told to."""

@@ -178,7 +178,7 @@ def test_the_server_costs_little(crowded: Deployment, crowd_server: Running) -> 
 def test_tokens_arrive_soon(crowded: Deployment, crowd_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the driver's hand-over to the client's socket, by the kernel's stamp: 99 % within 2 ms.
 
-    The server's own count is checked by it: it ends with the processor time of `write`, before its thread waits for a core.
+    The server's own count, which ends when `write` begins, is checked by it.
     """
     event, piece = CompletionAnswer._event, Generation._written
     handed = threading.local()

@@ -40,7 +40,7 @@ class SharedTransport:
         self._rest = b""  # what the socket did not take of a `write_now`
         self._head_is_out = False  # by `write_now`; the loop's own is still to come
         self._waits = False  # the transport has bytes that the socket did not take
-        self.taken_s = 0.0  # when the kernel had the bytes of the latest `write_now`
+        self.passed_s = 0.0  # when the latest `write_now` went to the kernel
         plain = sys.platform != "win32" and transport.get_extra_info("ssl_object") is None
         socket = transport.get_extra_info("socket") if plain else None
         self._descriptor = socket.fileno() if socket is not None else -1
@@ -72,13 +72,12 @@ class SharedTransport:
         with self._lock:
             if not self.is_free or (begins is not None and begins.response_started):
                 return False
-            started_s, started_cpu_s = _CLOCK.now_s(), _CLOCK.thread_cpu_s()
+            started_s = _CLOCK.now_s()  # the client may run before this thread does again, which delays nobody
             try:
                 taken = os.write(self._descriptor, data)
             except OSError:  # full, or broken: the loop finds out which
                 return False
-            # The client may run before this thread does again: what it waits for a core after its bytes have left delays nobody.
-            self.taken_s = started_s + _CLOCK.thread_cpu_s() - started_cpu_s
+            self.passed_s = started_s
             self._head_is_out = self._head_is_out or begins is not None
             if taken < len(data):
                 self._rest = data[taken:]
@@ -114,9 +113,9 @@ class Line:
         self.num_bytes = 0
 
     @property
-    def taken_s(self) -> float:
-        """When the kernel had the latest bytes that were written at once, by `SystemClock`."""
-        return self._transport.taken_s
+    def passed_s(self) -> float:
+        """When the latest bytes that were written at once went to the kernel, by `SystemClock`."""
+        return self._transport.passed_s
 
     @property
     def is_fresh(self) -> bool:

@@ -45,7 +45,7 @@ class Metrics:
         )
         self.overhead = Histogram(
             "shardwise_server_token_overhead_seconds",
-            "From the driver's event to the kernel having the bytes",
+            "From the driver's event to the bytes passed to the kernel",
             buckets=_OVERHEAD_BUCKETS,
             registry=self.registry,
         )

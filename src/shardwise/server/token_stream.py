@@ -124,7 +124,7 @@ class GenerationStream(Response):
         start = self._start()
         self._mark(start)
         if self._line.begin(start["headers"], piece):
-            self._overhead.observe(self._line.taken_s - at_s)
+            self._overhead.observe(self._line.passed_s - at_s)
         else:
             self._late.append((piece, at_s))  # follows the head
         return True
@@ -138,7 +138,7 @@ class GenerationStream(Response):
             return True
         self._wrote = True
         if self._line.write_now(piece):
-            self._overhead.observe(self._line.taken_s - at_s)
+            self._overhead.observe(self._line.passed_s - at_s)
         else:  # it did not go out just now after all: the answer has counted it, so it must be the next
             self._late.append((piece, at_s))
             self._soon(self._write_late)
