@@ -29,7 +29,19 @@ def run(code: str) -> str:
     ("code", "unwanted"),
     [
         (LAUNCH, (*NOBODY, *PLANNING, "numpy", "gguf", "llama_cpp")),
-        (FRONT, (*NOBODY, *PLANNING, "zmq", "shardwise.deploy.deployment", "shardwise.shards.store", "shardwise.session.driver")),
+        (
+            FRONT,
+            (
+                *NOBODY,
+                *PLANNING,
+                "zmq",
+                "msgspec",
+                "shardwise.model",
+                "shardwise.shards",
+                "shardwise.session",
+                "shardwise.records",
+            ),
+        ),
         (WORKER, (*NOBODY, *PLANNING, "gguf", "shardwise.model", "shardwise.shards.slicing", "shardwise.shards.store")),
         (LIBRARY, NOBODY),
         (CHILD, (*NOBODY, *PLANNING, "msgspec", "zmq", "shardwise.cluster.engine")),

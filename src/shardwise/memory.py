@@ -7,12 +7,11 @@ that has just ended: it has 0 bytes.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 
 def available_bytes() -> int:
     """What a new process could take without swapping."""
-    if sys.platform == "linux" and (found := _field(Path("/proc/meminfo"), "MemAvailable:")):
+    if sys.platform == "linux" and (found := _field("/proc/meminfo", "MemAvailable:")):
         return found
     import psutil  # see the module
 
@@ -21,13 +20,13 @@ def available_bytes() -> int:
 
 def resident_bytes(pid: int | None = None) -> int:
     """Resident set of a process, by default this one."""
-    return _field(Path(f"/proc/{pid or 'self'}/status"), "VmRSS:") if sys.platform == "linux" else _resident_elsewhere(pid)
+    return _field(f"/proc/{pid or 'self'}/status", "VmRSS:") if sys.platform == "linux" else _resident_elsewhere(pid)
 
 
 def peak_resident_bytes() -> int:
     """Largest resident set of this program so far."""
     # getrusage would count what the parent had before this program was started
-    if sys.platform == "linux" and (found := _field(Path("/proc/self/status"), "VmHWM:")):
+    if sys.platform == "linux" and (found := _field("/proc/self/status", "VmHWM:")):
         return found
     if sys.platform == "win32":
         import psutil  # see the module
@@ -48,10 +47,10 @@ def _resident_elsewhere(pid: int | None) -> int:
         return 0
 
 
-def _field(file: Path, name: str) -> int:
+def _field(file: str, name: str) -> int:
     """Bytes of a line such as `VmRSS:  1234 kB`; 0 where there is none."""
     try:
-        lines = file.read_text(encoding="ascii", errors="replace").splitlines()
+        with open(file, encoding="ascii", errors="replace") as lines:
+            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)

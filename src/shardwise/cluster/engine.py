@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from shardwise.cluster.scheduling import UNKNOWN, Scheduling
+from shardwise.cluster.spawn import STAGE_MODULE
 from shardwise.errors import StageLoadFailed, UsageError
 from shardwise.records import Record
 
@@ -30,7 +31,7 @@ class WorkerSpec(Record):
     device: str = "cpu"
     prefix: tuple[str, ...] = ()  # command in front, e.g. ("ip", "netns", "exec", "nas")
     environment: dict[str, str] = {}
-    module: str = "shardwise.stage"
+    module: str = STAGE_MODULE
 
 
 class WorkerStatus(Record):

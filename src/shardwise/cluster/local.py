@@ -5,7 +5,8 @@ kills them); a crash is seen at once and carries exit status and the last lines 
 interpreter cannot be started or a declared node is not the one asked for (`StageLoadFailed`). **Called by** `deploy`,
 and by the Ray actor on each node.
 
-`prepare` starts interpreters ahead of their configurations; whoever starts a worker gets one of them if it fits.
+`prepare` starts processes ahead of their configurations, `adopt` takes some that were; a worker that is started gets one of
+them if it fits.
 
 Without declared nodes everything runs here, whatever `WorkerSpec.node` says. Virtual hosts are declared as name ->
 command prefix, e.g. `LocalEngine({"nas": ("ip", "netns", "exec", "nas")})`.
@@ -14,10 +15,11 @@ command prefix, e.g. `LocalEngine({"nas": ("ip", "netns", "exec", "nas")})`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from shardwise.cluster.engine import NodeInfo, WorkerSpec, WorkerStatus, unknown_node, unknown_worker
 from shardwise.cluster.process import WorkerProcess
+from shardwise.cluster.spawn import STAGE_MODULE, Process, spawn
 from shardwise.records import replace
 
 LOCAL = "local"
@@ -45,8 +47,13 @@ class LocalEngine:
             while len(self._waiting) > num_workers:
                 self._waiting.pop().stop(grace_s=0.0)
             while len(self._waiting) < num_workers:
-                blank = WorkerSpec(name=f"waiting-{len(self._waiting)}")
-                self._waiting.append(WorkerProcess(blank, node=LOCAL, on_end=self._on_change, waiting=True))
+                self.adopt([spawn(f"waiting-{len(self._waiting)}")])
+
+    def adopt(self, processes: Sequence[Process]) -> None:
+        """Processes that wait like those of `prepare`; they end with this engine from now on."""
+        blank = WorkerSpec(name="waiting", module=STAGE_MODULE)
+        with self._lock:
+            self._waiting += [WorkerProcess(blank, node=LOCAL, on_end=self._on_change, process=process) for process in processes]
 
     def start(self, spec: WorkerSpec) -> None:
         node = spec.node or next(iter(self._hosts), LOCAL)

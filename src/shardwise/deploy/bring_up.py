@@ -8,19 +8,23 @@ describe -> prepare_slices -> WorkerSpec a stage -> engine.start -> Ready from a
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.cluster.engine import ClusterEngine
+from shardwise.cluster.local import LocalEngine
+from shardwise.cluster.spawn import Ahead
 from shardwise.deploy.deployment import Deployment
 from shardwise.deploy.fallback import require_fallback
-from shardwise.deploy.launcher import Launch, OnProgress
+from shardwise.deploy.launcher import OnProgress, num_ahead
 from shardwise.deploy.memory import require_memory
 from shardwise.deploy.options import Placement, RunOptions
 from shardwise.deploy.slices import prepare_slices
 from shardwise.deploy.tokenizer import LlamaTokenizer
 from shardwise.deploy.workers import Layout, crash_error, hello_of, listen_on, make_layout
 from shardwise.errors import ReplyTimeout
-from shardwise.model.resolve import describe_model
+from shardwise.model.description import ModelDescription
+from shardwise.model.resolve import describe_model, resolve_model
 from shardwise.session.driver import Driver
 from shardwise.session.journal import Journal
 from shardwise.session.peers import DriverSettings, Route
@@ -31,10 +35,44 @@ from shardwise.transport.security.keys import NodeKeys
 MOST_HEAD_START_S = 0.3  # what of its start a worker can have behind it when it is given its configuration: its code is loaded
 
 
-def bring_up(wanted: Launch, engine: ClusterEngine) -> Deployment:
-    """Until it is ready. The engine belongs to the deployment from the first worker on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What `launch` was asked for."""
+
+    options: RunOptions
+    engine: ClusterEngine | None = None  # None: this machine alone
+    placements: list[Placement] | None = None
+    replica_placements: list[Placement] | None = None
+    driver_host: str = "127.0.0.1"
+    route: Route | None = None
+    on_progress: OnProgress | None = None
+    free_bytes: int  # before there was any worker
+
+
+def bring_up(model: str | Path | ModelDescription, wanted: Launch, ahead: Ahead, began_s: float) -> Deployment:
+    """Until it is ready. `ahead`: processes that have begun, at `began_s`, to load a worker's code."""
+    if wanted.engine is not None:
+        return _bring_up(_found(model), wanted, wanted.engine, None)
+    with contextlib.ExitStack() as undo:
+        local = undo.enter_context(contextlib.closing(LocalEngine()))
+        local.adopt(ahead.take())
+        found = _found(model)
+        if wanted.placements is None:  # after a download there is none yet
+            local.prepare(num_ahead(len(wanted.options.layers) or wanted.options.num_stages))
+        deployment = _bring_up(found, wanted, local, began_s)
+        undo.pop_all()
+    local.prepare(0)  # none waits where each stage took one
+    return deployment
+
+
+def _found(model: str | Path | ModelDescription) -> Path | ModelDescription:
+    return model if isinstance(model, ModelDescription) else resolve_model(model)
+
+
+def _bring_up(model: Path | ModelDescription, wanted: Launch, engine: ClusterEngine, prepared_s: float | None) -> Deployment:
+    """The engine belongs to the deployment from the first worker on."""
     say = wanted.on_progress or (lambda what, share: None)
-    description = describe_model(wanted.model)
+    description = describe_model(model)
     options = wanted.options.settled_for(description)
     options.check(description)
     fallback = require_fallback(description, options)
@@ -69,7 +107,7 @@ def bring_up(wanted: Launch, engine: ClusterEngine) -> Deployment:
         driver.start()
         tokenizer.load()  # while the workers load
         _wait_ready(deployment, options.start_timeout_s, say)
-        head_start_s = 0.0 if wanted.prepared_s is None else min(given_s - wanted.prepared_s, MOST_HEAD_START_S)
+        head_start_s = 0.0 if prepared_s is None else min(given_s - prepared_s, MOST_HEAD_START_S)
         deployment.start_s = driver.clock.now_s() - given_s + head_start_s
         deployment.supervise(options.recovery)
     except BaseException:

@@ -1,47 +1,30 @@
-"""`launch_local` and `launch`: the workers' interpreters first, then everything else.
+"""`launch_local` and `launch`: the workers' processes first, then everything else.
 
 On this machine alone a process for each stage begins to load its code before the model is looked at, and before this process
 has loaded what it needs for that; whatever is refused on the way ends them (docs/adr/0045-quick-start.md). So this module
-imports little.
+imports little, and the rest only when they have been started.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise.clock import SystemClock
-from shardwise.cluster.engine import ClusterEngine
-from shardwise.cluster.local import LocalEngine
-from shardwise.deploy.options import Placement, RunOptions
+from shardwise.cluster.spawn import Ahead
 from shardwise.memory import available_bytes
-from shardwise.model.description import ModelDescription
-from shardwise.model.resolve import resolve_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardwise.cluster.engine import ClusterEngine
     from shardwise.deploy.deployment import Deployment
+    from shardwise.deploy.options import Placement, RunOptions
+    from shardwise.model.description import ModelDescription
     from shardwise.session.peers import Route
 
-MOST_PREPARED = 8  # nobody has looked yet whether the model has that many layers; further workers start when it is their turn
+MOST_AHEAD = 8  # nobody has looked yet whether the model has that many layers; further workers start when it is their turn
 OnProgress = Callable[[str, float], None]  # what is being done, share done (0..1)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What `launch` was asked for, and what it has found and begun."""
-
-    model: Path | ModelDescription
-    options: RunOptions
-    placements: list[Placement] | None
-    replica_placements: list[Placement] | None
-    driver_host: str
-    route: Route | None
-    on_progress: OnProgress | None
-    free_bytes: int  # before there was any worker
-    prepared_s: float | None  # when processes were started ahead of their configuration; None: none was
 
 
 def launch_local(
@@ -57,8 +40,16 @@ def launch_local(
     `settings` are the fields of `RunOptions` (context_tokens, max_sessions, kv_type, wire_dtype, threads, ...).
     Raises `UsageError`, `ModelError`, `StageOutOfMemory`, `StageLoadFailed`, `StageCrashed`, `ReplyTimeout`.
     """
-    options = RunOptions(num_stages=num_stages, layers=tuple(layers), **settings)
-    return launch(model, options, on_progress=on_progress)
+    free_bytes, began_s = available_bytes(), SystemClock().now_s()
+    with _ahead(model, len(layers) or num_stages, elsewhere=bool(settings.get("nodes") or settings.get("follow"))) as ahead:
+        from shardwise.deploy.options import RunOptions
+
+        options = RunOptions(num_stages=num_stages, layers=tuple(layers), **settings)
+        if options.nodes or options.follow.cluster_file:
+            return launch(model, options, on_progress=on_progress)
+        from shardwise.deploy.bring_up import Launch, bring_up
+
+        return bring_up(model, Launch(options=options, on_progress=on_progress, free_bytes=free_bytes), ahead, began_s)
 
 
 def launch(
@@ -80,27 +71,31 @@ def launch(
         from shardwise.deploy.on_cluster import launch_on_cluster  # it needs this module
 
         return launch_on_cluster(model, options, on_progress=on_progress)
-    free_bytes = available_bytes()
-    found = model if isinstance(model, ModelDescription) else resolve_model(model)
-    with contextlib.ExitStack() as undo:  # ends the processes where it comes to nothing
-        prepared_s = None
-        if engine is None:
-            local = undo.enter_context(contextlib.closing(LocalEngine()))
-            engine, prepared_s = local, SystemClock().now_s()
-            local.prepare(max(0, min(len(options.layers) or options.num_stages, MOST_PREPARED)))
-        from shardwise.deploy.bring_up import bring_up  # only now: its imports take as long as a process's start
+    free_bytes, began_s = available_bytes(), SystemClock().now_s()
+    with _ahead(
+        model, len(options.layers) or options.num_stages, elsewhere=engine is not None or placements is not None
+    ) as ahead:
+        from shardwise.deploy.bring_up import Launch, bring_up
 
         wanted = Launch(
-            model=found,
             options=options,
+            engine=engine,
             placements=placements,
             replica_placements=replica_placements,
             driver_host=driver_host,
             route=route,
             on_progress=on_progress,
             free_bytes=free_bytes,
-            prepared_s=prepared_s,
         )
-        deployment = bring_up(wanted, engine)
-        undo.pop_all()
-    return deployment
+        return bring_up(model, wanted, ahead, began_s)
+
+
+def num_ahead(num_stages: int) -> int:
+    """How many processes to start for a number that nobody has checked yet."""
+    return max(0, min(num_stages, MOST_AHEAD))
+
+
+def _ahead(model: object, num_stages: int, *, elsewhere: bool) -> Ahead:
+    """None where the workers run elsewhere, or a download may come first."""
+    later = elsewhere or (isinstance(model, str) and model.strip().startswith("hf:"))
+    return Ahead(0 if later else num_ahead(num_stages))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.clock import Clock
-from shardwise.cluster.process import UNSET, start_child
+from shardwise.cluster.spawn import UNSET, start_child
 from shardwise.errors import ReplyTimeout, StageLoadFailed
 from shardwise.machines.profile import LayerTiming, Measurement, RateTable
 from shardwise.model.description import ModelDescription

@@ -23,7 +23,6 @@ from typing import IO
 
 from shardwise.clock import SystemClock
 from shardwise.cluster.engine import NodeInfo, WorkerSpec, WorkerStatus, unknown_worker
-from shardwise.cluster.process import start_child
 from shardwise.cluster.ray_engine.frames import (
     Answer,
     AnyFrame,
@@ -37,6 +36,7 @@ from shardwise.cluster.ray_engine.frames import (
     write_frame,
 )
 from shardwise.cluster.ray_engine.settings import RayAddress, RaySecurity, ray_environment, require_supported_ray
+from shardwise.cluster.spawn import start_child
 from shardwise.errors import ConnectFailed, PeerClosed, ReplyTimeout, ShardwiseError, StageLoadFailed
 from shardwise.records import replace
 

@@ -24,7 +24,6 @@ import psutil
 
 from shardwise.clock import SystemClock
 from shardwise.cluster.interfaces import url_host
-from shardwise.cluster.process import start_child
 from shardwise.cluster.ray_engine.head import TELL_EVERY_S, HeadNews, read_news
 from shardwise.cluster.ray_engine.settings import (
     LABEL_IDENTITY,
@@ -35,6 +34,7 @@ from shardwise.cluster.ray_engine.settings import (
     require_supported_ray,
 )
 from shardwise.cluster.ray_engine.temp_folder import make_folder, remove_folder
+from shardwise.cluster.spawn import start_child
 from shardwise.errors import AuthenticationFailed, ConnectFailed, ReplyTimeout, ShardwiseError, UsageError
 from shardwise.records import Record
 

@@ -21,7 +21,7 @@ from shardwise.cluster import lifecycle
 from shardwise.cluster.control import ShownNode
 from shardwise.cluster.interfaces import list_interfaces
 from shardwise.cluster.machine import cgroup_free_bytes, usable_memory_bytes
-from shardwise.cluster.process import UNSET
+from shardwise.cluster.spawn import UNSET
 from shardwise.cluster.state import COORDINATOR, DEFAULT_PORT, StateDir, port_plan
 from shardwise.errors import ShardwiseError
 from shardwise.probe.devices import list_accelerators
