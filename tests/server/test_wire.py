@@ -149,3 +149,17 @@ def test_many_who_look_and_do_not_read(server: Running, deployment: Deployment) 
     for looker in lookers:
         looker.close()
     check_unharmed(server, deployment)
+
+
+def test_a_small_answer_does_not_wait_for_the_other_side(server: Running) -> None:
+    """Head and body are two writes: with Nagle's algorithm the second waits 40 ms for the client's acknowledgement."""
+    waited_s = []
+    with connect(server) as connection:
+        for _ in range(10):
+            started_s = CLOCK.now_s()
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            data = b""
+            while not data.endswith(b"}"):
+                data += connection.recv(4096)
+            waited_s.append(CLOCK.now_s() - started_s)
+    assert sorted(waited_s)[5] < 0.03

@@ -10,7 +10,7 @@ from shardwise.cli.split_options import equip
 from shardwise.cli.tables import boundary_table, predicted_line, stage_table, summary_line
 from shardwise.deploy import RunOptions, launch
 from shardwise.deploy.result import Measured
-from shardwise.session.request import GenerationRequest
+from shardwise.session.request import GenerationRequest, check_request
 from shardwise.transport.messages import SamplingSettings
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def generate_once(
             stop=stop,
             ignore_eos=ignore_eos,
         )
+        check_request(request, deployment.options.context_tokens)  # before anything is measured for it
         measured = Measured(deployment, request)
         if predict:
             from shardwise.bench.run_prediction import predict_local  # it plans and probes: not before the workers have started

@@ -121,7 +121,7 @@ def listen(settings: ServerSettings) -> socket.socket:
     """A socket that listens, so that a port that is taken is an error before anything is loaded, and that who connects from the
     first moment on is answered once the server runs. Port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves Nagle's algorithm on
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((settings.host.strip("[]"), settings.port))
