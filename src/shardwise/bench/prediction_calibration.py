@@ -83,7 +83,8 @@ def calibrate(model: ModelDescription, scenario: Scenario, cache: Path, say: Cal
 def fit(model: ModelDescription, scenario: Scenario, node: NodeProfile, links: dict[str, LinkProfile], runs: Runs) -> Calibration:
     """The runtime's costs: what the short runs took beyond the layers, and how much slower layers are inside a stage.
 
-    A stage's step is `inside + layers + head`: two stages pay `inside` once more than one does.
+    A stage's step is `inside + layers + head`: two stages pay `inside` once more than one does. What a token takes beside
+    computing is `around` a stage by its own trace, sampling once, and the hops: what is left of the time between two tokens.
     """
     one, two, pair = runs.one, runs.two, runs.pair
     link = links["loopback"]
@@ -97,9 +98,10 @@ def fit(model: ModelDescription, scenario: Scenario, node: NodeProfile, links: d
         ),
         _scales(model, node, link, runs, (one.prefill_s[0], runs.far.prefill_s[0]), decode=False),
     )
-    beside_one = one.gap_s - one.decode_s[0]
-    step_s = max(_LEAST_S, statistics.median(runs.beside_s) - 2 * link.latency_s.value)
+    beside_one, beside_two = one.gap_s - one.decode_s[0], two.gap_s - sum(two.decode_s)
+    step_s = max(_LEAST_S, two.around_s[0])  # the last stage samples besides
     sample_s = max(_LEAST_S, beside_one - step_s)
+    hop_s = (beside_two - 2 * step_s - sample_s) / 2
     costs = RuntimeCosts(
         step_overhead_s=inside_s + step_s,
         row_overhead_s=_LEAST_S,
@@ -111,7 +113,18 @@ def fit(model: ModelDescription, scenario: Scenario, node: NodeProfile, links: d
         service_jitter=min(0.5, one.jitter),
         shared_speed=min(1.0, statistics.mean(a / b for a, b in zip(two.decode_s, pair.decode_s))),
     )
-    return Calibration(node=node, costs=costs, links=links)
+    return Calibration(
+        node=node, costs=costs, links={name: _as_in_a_ring(each, hop_s - link.latency_s.value) for name, each in links.items()}
+    )
+
+
+def _as_in_a_ring(link: LinkProfile, more_s: float) -> LinkProfile:
+    """A link as a stage's messages find it: `more_s` is what a hop between stages on loopback takes beyond a ping there.
+
+    Pings go out now and then from an idle process, whose core has to wake up (0.15 to 0.3 ms on loopback, from run to run).
+    """
+    latency_s = max(_LEAST_S, link.latency_s.value + more_s)
+    return replace(link, latency_s=replace(link.latency_s, value=latency_s))
 
 
 def _process_bytes(model: ModelDescription, scenario: Scenario, cost: CostModel, two: RunFigures) -> int:

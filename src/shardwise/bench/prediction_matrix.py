@@ -1,11 +1,12 @@
 """Predictions against our own runs: `python -m shardwise.bench.prediction_matrix [--out DIR] [--networks a,b] [--evidence FILE]`.
 
-    calibrate (a minute) -> write down every prediction -> run the scenario `predictions` -> compare -> a table
+    for each repetition: calibrate (a minute) -> write down every prediction -> run the scenario `predictions`
+    medians of each cell's repetitions, predicted and measured -> a table
 
-`--again` measures nothing: it predicts the cells of DIR anew from its calibration, after the cost model has changed.
+`--again` measures nothing: it predicts the cells of DIR anew from its calibrations, after the cost model has changed.
 
-**Promises** predictions are on disk before the first cell runs; an interrupted run goes on where it stopped, with the same
-calibration; it tells how busy the machine was. **Fails with** `UsageError` where there are no network namespaces.
+**Promises** predictions of a repetition are on disk before its first cell runs; an interrupted run goes on where it stopped, with
+the same calibrations; it tells how busy the machine was. **Fails with** `UsageError` where there are no network namespaces.
 """
 
 from __future__ import annotations
@@ -111,17 +112,20 @@ def predicted_figures(found: Prediction) -> dict[str, float]:
     }
 
 
-def compare_case(trials: Sequence[TrialResult], found: Prediction) -> list[Cell]:
-    """All figures of one case, from its repetitions; memory once a stage."""
+def compare_case(trials: Sequence[TrialResult], ahead: Sequence[Prediction]) -> list[Cell]:
+    """All figures of one case, medians over its repetitions and what was predicted for each; memory once a stage."""
     case = trials[0].case
-    predicted, measured = predicted_figures(found), measured_figures(trials)
-    cells = [Cell(case=case.key, metric=name, predicted=predicted[name], measured=value) for name, value in measured.items()]
-    for index, ahead in enumerate(found.stages):
+    predictions = [predicted_figures(found) for found in ahead]
+    cells = [
+        Cell(case=case.key, metric=name, predicted=statistics.median(p[name] for p in predictions), measured=value)
+        for name, value in measured_figures(trials).items()
+    ]
+    for index in range(len(ahead[0].stages)):
         cells.append(
             Cell(
                 case=f"{case.key} / {trials[0].stages[index].node}",
                 metric="memory_bytes",
-                predicted=float(ahead.peak_memory_bytes),
+                predicted=statistics.median(float(found.stages[index].peak_memory_bytes) for found in ahead),
                 measured=statistics.median(float(t.stages[index].peak_memory_bytes) for t in trials),
             )
         )
@@ -153,9 +157,11 @@ def judge(cells: list[Cell]) -> list[Finding]:
     return out
 
 
-def known_calibration(model: ModelDescription, scenario: Scenario, folder: Path, say: Callable[[str], None]) -> Calibration:
-    """The folder's calibration, or a new one."""
-    path = folder / "calibration.json"
+def known_calibration(
+    model: ModelDescription, scenario: Scenario, folder: Path, repetition: int, say: Callable[[str], None]
+) -> Calibration:
+    """The folder's calibration for a repetition, or a new one: a machine that others share is not the same an hour later."""
+    path = folder / f"calibration-{repetition}.json"
     if path.exists():
         return from_json(path.read_bytes(), Calibration, where=str(path))
     found = calibrate(model, scenario, folder / "cache", say)
@@ -182,38 +188,44 @@ def run_matrix(
     say = (lambda text: None) if quiet else (lambda text: print(f"calibrating: {text}", file=sys.stderr, flush=True))
     busy = {"load_before": load_1min()}
     model = describe_model(resolve_model(scenario.model))
-    known = known_calibration(model, scenario, folder, say)
-    ahead = {case.key: predict_cell(case, scenario, model, known) for case in scenario.cases()}
-    (folder / "predictions.json").write_bytes(to_json(ahead, indent=1))
     store = TrialStore(folder / "trials", scenario)
-    with ConsoleProgress(quiet=quiet) as progress:
-        result = run_scenario(part or scenario, store, {"shardwise": DeploymentRunner()}, progress)
+    ahead: list[dict[str, Prediction]] = []
+    for repetition in range(scenario.repetitions):
+        known = known_calibration(model, scenario, folder, repetition, say)
+        ahead.append({case.key: predict_cell(case, scenario, model, known) for case in scenario.cases()})
+        (folder / f"predictions-{repetition}.json").write_bytes(to_json(ahead[-1], indent=1))
+        with ConsoleProgress(quiet=quiet) as progress:
+            so_far = replace(part or scenario, repetitions=repetition + 1)
+            result = run_scenario(so_far, store, {"shardwise": DeploymentRunner()}, progress)
     busy["load_after"] = load_1min()
     cells = compare_all(result.trials, ahead)
     (folder / "cells.json").write_bytes(to_json(cells, indent=1))
     return cells, judge(cells), busy
 
 
-def compare_all(trials: Sequence[TrialResult], ahead: dict[str, Prediction]) -> list[Cell]:
-    """Every cell that was measured."""
+def compare_all(trials: Sequence[TrialResult], ahead: Sequence[dict[str, Prediction]]) -> list[Cell]:
+    """Every cell that was measured; `ahead`: the predictions for each repetition."""
     cases: dict[str, list[TrialResult]] = {}
     for trial in trials:
         if trial.error is None:
             cases.setdefault(trial.case.key, []).append(trial)
-    return [cell for key, repeated in cases.items() for cell in compare_case(repeated, ahead[key])]
+    return [
+        cell for key, repeated in cases.items() for cell in compare_case(repeated, [ahead[t.repetition][key] for t in repeated])
+    ]
 
 
 def compare_again(scenario: Scenario, folder: Path) -> list[Finding]:
-    """The cells of an earlier run against predictions of today's cost model, from that run's calibration."""
-    path = folder / "calibration.json"
-    if not path.exists():
+    """The cells of an earlier run against predictions of today's cost model, from that run's calibrations."""
+    paths = sorted(folder.glob("calibration-*.json"))
+    if not paths:
         raise UsageError("no calibration there", where=str(folder), hint="run without --again first")
     model = describe_model(resolve_model(scenario.model))
-    known = from_json(path.read_bytes(), Calibration, where=str(path))
+    ahead = []
+    for path in paths:
+        known = from_json(path.read_bytes(), Calibration, where=str(path))
+        ahead.append({case.key: predict_cell(case, scenario, model, known) for case in scenario.cases()})
     lines = (folder / "trials" / "trials.jsonl").read_bytes().splitlines()
-    trials = [from_json(line, TrialResult, where=str(folder)) for line in lines]
-    ahead = {trial.case.key: predict_cell(trial.case, scenario, model, known) for trial in trials}
-    return judge(compare_all(trials, ahead))
+    return judge(compare_all([from_json(line, TrialResult, where=str(folder)) for line in lines], ahead))
 
 
 def report_lines(findings: list[Finding], busy: dict[str, float] | None) -> list[str]:

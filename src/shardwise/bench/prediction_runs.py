@@ -25,7 +25,7 @@ from shardwise.session.request import GenerationRequest
 from shardwise.transport.messages import Stats
 
 PROMPT_TOKENS, LONG_PROMPT_TOKENS, OUTPUT_TOKENS = 300, 900, 48
-REPETITIONS = 5
+REPETITIONS = 7
 _P95_NORMAL = 1.645
 _TIMEOUT_S = 300.0
 
@@ -44,6 +44,7 @@ class RunFigures(Record):
     layers: tuple[tuple[int, int], ...]
     beside_cpu_s: tuple[float, ...]  # per stage: processor time a token, beyond computing
     driver_cpu_s: float  # of this process, a token
+    around_s: tuple[float, ...]  # per stage: from a token's arrival to its departure, beyond computing
     prompt_tokens: int = PROMPT_TOKENS
 
 
@@ -55,7 +56,6 @@ class Runs(Record):
     two: RunFigures
     pair: RunFigures  # two stages, two users
     inside_s: tuple[float, ...]  # per repetition: how much longer two stages compute than the one measured just before
-    beside_s: tuple[float, ...]  # the same for what a token takes beside computing, hops and all
 
 
 def short_runs(model: ModelDescription, scenario: Scenario) -> Runs:
@@ -77,8 +77,7 @@ def short_runs(model: ModelDescription, scenario: Scenario) -> Runs:
             far=far.figures(),
             two=two.figures(),
             pair=pair.figures(),
-            inside_s=tuple(b[0] - a[0] for a, b in zip(one.steps_s, two.steps_s)),
-            beside_s=tuple(b[1] - a[1] for a, b in zip(one.steps_s, two.steps_s)),
+            inside_s=tuple(b - a for a, b in zip(one.computing_s, two.computing_s)),
         )
 
 
@@ -93,7 +92,8 @@ class _ShortRun:
         self._driver_s: list[float] = []
         self._stats: list[list[Stats]] = []
         self._beside_s: list[list[float]] = []
-        self.steps_s: list[tuple[float, float]] = []  # per repetition: computing of a token in all stages, and the rest of it
+        self._around_s: list[list[float]] = []
+        self.computing_s: list[float] = []  # per repetition: of a token, in all stages
         _ask(deployment, prompt_tokens, users, 4)
 
     def repeat(self) -> None:
@@ -107,10 +107,11 @@ class _ShortRun:
         stats = self._deployment.stats()
         self._beside_s.append([spent_s - s.prefill.total - s.decode.total for spent_s, s in zip(used_s, stats)])
         self._stats.append(stats)
-        gaps_s = [b - a for run in done for a, b in zip(run.arrived_s[1:], run.arrived_s[2:])]
-        computing_s = sum(s.decode.p50 for s in stats)
-        self.steps_s.append((computing_s, quantile(gaps_s, 0.5) - computing_s))
-        self._gaps_s += gaps_s
+        visits = zip(*(token.visits for run in done for token in run.tokens[1:]))  # per stage
+        stays_s = [quantile([visit.sent_s - visit.received_s for visit in mine], 0.5) for mine in visits]
+        self._around_s.append([stay_s - s.decode.p50 for stay_s, s in zip(stays_s, stats)])
+        self.computing_s.append(sum(s.decode.p50 for s in stats))
+        self._gaps_s += [b - a for run in done for a, b in zip(run.arrived_s[1:], run.arrived_s[2:])]
         self._first_s.append(min(run.arrived_s[0] - run.started_s for run in done))
 
     def figures(self) -> RunFigures:
@@ -132,6 +133,7 @@ class _ShortRun:
             layers=tuple(s.layers for s in statuses),
             beside_cpu_s=tuple(max(0.0, statistics.mean(mine) / tokens) for mine in zip(*self._beside_s)),
             driver_cpu_s=statistics.mean(self._driver_s) / tokens,
+            around_s=tuple(statistics.median(mine) for mine in zip(*self._around_s)),
             prompt_tokens=self._prompt_tokens,
         )
 
