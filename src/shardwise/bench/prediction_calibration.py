@@ -2,7 +2,7 @@
 
     probe of real layers and the head -> rates; short runs of one and two stages on loopback -> `RuntimeCosts`; pings -> links
 
-The short runs have prompts of 300 and 900 tokens, which no cell has; what can be told from one stage is told from one stage.
+The short runs have prompts of 256 and 1,664 tokens, which no cell has; what can be told from one stage is told from one stage.
 **Fails with** the errors of the probe and of deployments. **Called by** `prediction_matrix`.
 """
 

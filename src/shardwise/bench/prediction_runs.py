@@ -2,8 +2,9 @@
 
     launch_local x 2 -> requests in turns -> Stats of the stages, gaps of the user, processor time -> `Runs`
 
-Prompts have 300 and 900 tokens, which no cell of the matrix has. **Fails with** the errors of deployments, `ReplyTimeout`
-where a run does not end. **Called by** `prediction_calibration`.
+Prompts have 256 and 1,664 tokens: whole chunks, so that no odd one is taken for attention, and around those of the matrix, which
+has neither. **Fails with** the errors of deployments, `ReplyTimeout` where a run does not end. **Called by**
+`prediction_calibration`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shardwise.records import Record
 from shardwise.session.request import GenerationRequest
 from shardwise.transport.messages import Stats
 
-PROMPT_TOKENS, LONG_PROMPT_TOKENS, OUTPUT_TOKENS = 300, 900, 48
+PROMPT_TOKENS, LONG_PROMPT_TOKENS, OUTPUT_TOKENS = 256, 1664, 48
 REPETITIONS = 7
 _P95_NORMAL = 1.645
 _TIMEOUT_S = 300.0
