@@ -7,14 +7,13 @@ what it is told: measure this machine, measure a link, end. **Promises** ends wi
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 
 from shardwise.clock import SystemClock
 from shardwise.cluster.control_link import MessageClient
 from shardwise.cluster.interfaces import list_interfaces, url_host
 from shardwise.errors import ShardwiseError, UsageError
+from shardwise.parent_watch import end_with_input
 from shardwise.probe.link_task import LinkTarget
 from shardwise.probe.links import Echo, LinkProbe
 from shardwise.probe.node import NodeSuite
@@ -123,17 +122,6 @@ def machine_identity() -> str:
         return f"{uuid.getnode():x}"
 
 
-def _watch_parent() -> None:
-    """End with the engine, whatever is being measured."""
-
-    def wait() -> None:
-        while os.read(sys.stdin.fileno(), 65536):
-            continue
-        os._exit(0)
-
-    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
-
-
 def main() -> int:
     """Run one worker."""
     size = int.from_bytes(sys.stdin.buffer.read(8), "little")
@@ -141,7 +129,7 @@ def main() -> int:
         if not 0 < size <= _MAX_CONFIG_BYTES:
             raise UsageError(f"a configuration of {size} bytes", where="standard input")
         config = from_json(sys.stdin.buffer.read(size), WorkerConfig, where="standard input")
-        _watch_parent()
+        end_with_input()
         worker = ProbeWorker(config)
         worker.run()
         worker.close()

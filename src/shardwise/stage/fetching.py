@@ -35,33 +35,19 @@ def fetched_slice(
     """The slice's folder, and how to throw it away; it is held while the block runs."""
     store = ShardStore(Path(order.store) if order.store else default_store())
     with store.hold([wanted]):
-        yield _kept_or_fetched(store, order, wanted, key, context, keys, progress), lambda: store.discard(wanted)
-
-
-def _kept_or_fetched(
-    store: ShardStore,
-    order: SliceOrder,
-    wanted: StageSlice,
-    key: bytes,
-    context: zmq.Context[zmq.Socket[bytes]],
-    keys: NodeKeys | None,
-    progress: OnTransfer,
-) -> Path:
-    found = store.find(wanted)
-    if found is not None:
-        return found
-    with contextlib.ExitStack() as stack:
-        sources = _local_sources(order)
-        if keys is not None:
-            for peer in order.peers:
-                pieces = PeerPieces(context, peer.address, keys=keys, peer_public=peer.public_key)
-                sources.append(stack.enter_context(pieces))
-        options = TransferOptions(peer_bytes_per_s=order.peer_bytes_per_s)
-        folder, _ = store.fetch(wanted, sources, key=key, options=options, progress=progress)
-    cap_bytes = default_cap_bytes()
-    if cap_bytes is not None:
-        store.collect(cap_bytes)  # what is held, this slice among it, stays
-    return folder
+        folder = store.find(wanted)
+        if folder is None:
+            with contextlib.ExitStack() as stack:
+                sources = _local_sources(order)
+                for peer in order.peers:
+                    if keys is not None:
+                        pieces = PeerPieces(context, peer.address, keys=keys, peer_public=peer.public_key)
+                        sources.append(stack.enter_context(pieces))
+                options = TransferOptions(peer_bytes_per_s=order.peer_bytes_per_s)
+                folder, _ = store.fetch(wanted, sources, key=key, options=options, progress=progress)
+            if (cap_bytes := default_cap_bytes()) is not None:
+                store.collect(cap_bytes)  # what is held, this slice among it, stays
+        yield folder, lambda: store.discard(wanted)
 
 
 def _local_sources(order: SliceOrder) -> list[PieceSource]:

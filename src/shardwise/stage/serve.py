@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 
 import zmq
 
 from shardwise.errors import AuthenticationFailed, ShardwiseError
+from shardwise.parent_watch import end_with_input
 from shardwise.stage.config import WorkerConfig, read_config
 from shardwise.stage.worker import StageWorker
 from shardwise.transport.channel import Outbox
 from shardwise.transport.messages import failure_of
 from shardwise.transport.promptness import prompt_context
 from shardwise.transport.security.keys import NodeKeys
-
-
-def _watch_parent() -> None:
-    """End this process as soon as the parent's end of the pipe closes."""
-
-    def wait() -> None:
-        while os.read(sys.stdin.fileno(), 65536):
-            continue
-        os._exit(0)
-
-    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
 def _report(config: WorkerConfig, context: zmq.Context[zmq.Socket[bytes]], error: ShardwiseError) -> None:
@@ -42,7 +30,7 @@ def serve() -> int:
     except ShardwiseError as error:
         print(f"error: {error.one_line()}", file=sys.stderr)
         return 2
-    _watch_parent()
+    end_with_input()
     context = prompt_context()
     try:
         StageWorker(config, context).run()
