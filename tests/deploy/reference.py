@@ -62,7 +62,7 @@ class Unsharded:
 
     def generate(self, prompt: list[int], num_tokens: int, settings: SamplingSettings | None = None) -> list[int]:
         """Token ids, end-of-text ignored."""
-        sampler = Sampler(settings or SamplingSettings(), self.vocab, self.vocab_size)
+        sampler = Sampler(settings or SamplingSettings(), lambda: self.vocab, self.vocab_size)
         logits_V = self.prefill(prompt)
         history = list(prompt)
         while True:

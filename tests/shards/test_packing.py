@@ -16,6 +16,7 @@ from shardwise.records import replace, to_json
 from shardwise.shards.manifest import DIGEST_NAME, MANIFEST_NAME, load_manifest, parse_manifest
 from shardwise.shards.packing import make_manifest, pack_model, ranges_of
 from shardwise.shards.slicing import slice_model
+from shardwise.shards.stage_paths import stage_files
 from shardwise.shards.verify import verify_dir
 from tests.shards.conftest import NUM_LAYERS, SETTINGS, write_tiny_model
 
@@ -33,11 +34,10 @@ def test_files_are_those_of_the_slicer_to_the_byte(
         if files.embedding is not None:
             assert stage.embedding is not None
             assert (tmp_path / "packed" / stage.embedding).read_bytes() == Path(files.embedding).read_bytes()
-        assert (stage.input_scale, stage.output_node, stage.weight_bytes) == (
-            files.input_scale,
-            files.output_node,
-            files.weight_bytes,
-        )
+    for index, stage in enumerate(manifest.stages):
+        files = slice_model(source, stage.start, stage.end, tmp_path / "sliced")
+        packed = {file.name: tmp_path / "packed" / file.name for file in stage.files}
+        assert replace(stage_files(manifest, index, packed), weights="", embedding="") == replace(files, weights="", embedding="")
 
 
 def test_the_sample_model_to_the_byte(tmp_path: Path) -> None:

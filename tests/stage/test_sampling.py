@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +12,29 @@ import pytest
 from shardwise.errors import UsageError
 from shardwise.stage.llama import library
 from shardwise.stage.llama.sampling import Sampler, best_ids, log_softmax, mix
+from shardwise.stage.llama.vocabulary import Vocabulary
 from shardwise.transport.messages import SamplingSettings
+
+Vocab = tuple[Callable[[], Any], int]
 
 
 @pytest.fixture(scope="module")
-def vocab(sample_gguf: Path) -> Iterator[tuple[Any, int]]:
-    api = library.load()
-    params = api.llama_model_default_params()
-    params.vocab_only = True
-    model = api.llama_model_load_from_file(str(sample_gguf).encode(), params)
-    found = api.llama_model_get_vocab(model)
-    yield found, int(api.llama_vocab_n_tokens(found))
-    api.llama_model_free(model)
+def vocab(sample_gguf: Path) -> Vocab:
+    found = Vocabulary(str(sample_gguf))
+    return lambda: found.handle, int(library.load().llama_vocab_n_tokens(found.handle))
 
 
 def logits(vocab_size: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.random.default_rng(seed).normal(size=vocab_size).astype(np.float32) * 3
 
 
-def test_greedy_takes_the_lowest_id_on_ties(vocab: tuple[Any, int]) -> None:
+def test_greedy_takes_the_lowest_id_on_ties(vocab: Vocab) -> None:
     flat = np.zeros(vocab[1], dtype=np.float32)
     flat[[500, 77, 900]] = 1.0
     assert Sampler(SamplingSettings(), *vocab).choose(flat, [1], 1).token == 77
 
 
-def test_the_draw_depends_on_seed_and_position_only(vocab: tuple[Any, int]) -> None:
+def test_the_draw_depends_on_seed_and_position_only(vocab: Vocab) -> None:
     settings = SamplingSettings(temperature=1.0, seed=3)
     values = logits(vocab[1])
     a, b = Sampler(settings, *vocab), Sampler(settings, *vocab)
@@ -48,7 +46,7 @@ def test_the_draw_depends_on_seed_and_position_only(vocab: tuple[Any, int]) -> N
     assert other != forward
 
 
-def test_draws_follow_the_distribution(vocab: tuple[Any, int]) -> None:
+def test_draws_follow_the_distribution(vocab: Vocab) -> None:
     values = np.full(vocab[1], -100.0, dtype=np.float32)
     values[[10, 20]] = np.log([0.8, 0.2])
     sampler = Sampler(SamplingSettings(temperature=1.0, seed=1), *vocab)
@@ -68,14 +66,14 @@ def test_draws_follow_the_distribution(vocab: tuple[Any, int]) -> None:
         (SamplingSettings(temperature=0.0, frequency_penalty=50.0), {3}),
     ],
 )
-def test_each_setting_does_what_it_says(vocab: tuple[Any, int], settings: SamplingSettings, allowed: set[int]) -> None:
+def test_each_setting_does_what_it_says(vocab: Vocab, settings: SamplingSettings, allowed: set[int]) -> None:
     values = np.full(vocab[1], -20.0, dtype=np.float32)
     values[[2, 3, 4]] = [1.0, 2.0, 4.0]
     sampler = Sampler(settings, *vocab)
     assert {sampler.choose(values, [1, 4], p).token for p in range(40)} <= allowed
 
 
-def test_a_grammar_is_followed_and_rebuilt_from_what_was_generated(vocab: tuple[Any, int]) -> None:
+def test_a_grammar_is_followed_and_rebuilt_from_what_was_generated(vocab: Vocab) -> None:
     settings = SamplingSettings(grammar='root ::= "yes" | "no"', temperature=1.0, seed=5)
     values = logits(vocab[1], 2)
     whole = Sampler(settings, *vocab)
@@ -89,12 +87,12 @@ def test_a_grammar_is_followed_and_rebuilt_from_what_was_generated(vocab: tuple[
     whole.close()
 
 
-def test_a_broken_grammar_is_a_usage_error(vocab: tuple[Any, int]) -> None:
+def test_a_broken_grammar_is_a_usage_error(vocab: Vocab) -> None:
     with pytest.raises(UsageError, match="GBNF"):
         Sampler(SamplingSettings(grammar="root ::= ("), *vocab)
 
 
-def test_logprobs(vocab: tuple[Any, int]) -> None:
+def test_logprobs(vocab: Vocab) -> None:
     values = logits(vocab[1])
     choice = Sampler(SamplingSettings(num_logprobs=3), *vocab).choose(values, [1], 1)
     exact = values.astype(np.float64) - np.log(np.exp(values.astype(np.float64)).sum())

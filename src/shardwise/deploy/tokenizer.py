@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-import weakref
 from typing import Any
 
-from shardwise.errors import StageLoadFailed, UsageError
+from shardwise.errors import UsageError
 from shardwise.session.chat_template import render_chat
 from shardwise.stage.llama import library
+from shardwise.stage.llama.vocabulary import Vocabulary
 
 MAX_TEXT = 64 * 2**20
 
@@ -26,20 +26,13 @@ class LlamaTokenizer:
     def __init__(self, path: str, chat_template: str | None) -> None:
         self._path, self._template = path, chat_template
         self._lock = threading.Lock()
-        self._loaded: tuple[Any, Any] | None = None
+        self._loaded: tuple[Any, Vocabulary] | None = None
 
-    def load(self) -> tuple[Any, Any]:
+    def load(self) -> tuple[Any, Vocabulary]:
         """llama.cpp's functions and the vocabulary."""
         with self._lock:
             if self._loaded is None:
-                api = library.load()
-                params = api.llama_model_default_params()
-                params.vocab_only = True
-                model = api.llama_model_load_from_file(self._path.encode(), params)
-                if not model:
-                    raise StageLoadFailed(f"llama.cpp cannot read the tokenizer: {library.take_log()}", where=self._path)
-                weakref.finalize(self, api.llama_model_free, model).atexit = False
-                self._loaded = api, api.llama_model_get_vocab(model)
+                self._loaded = library.load(), Vocabulary(self._path)
             return self._loaded
 
     @property
@@ -48,7 +41,7 @@ class LlamaTokenizer:
 
     @property
     def _vocab(self) -> Any:
-        return (self._loaded or self.load())[1]
+        return (self._loaded or self.load())[1].handle
 
     @functools.cached_property
     def vocab_size(self) -> int:

@@ -40,7 +40,7 @@ class RuntimeCosts(Record):
     local_bytes_per_s: float = 2.5e9  # between two stages of one machine
     local_latency_s: float = 90e-6
     process_bytes: int = 67 * 2**20  # interpreter, libraries and the backend's own state, a worker
-    vocab_token_bytes: int = 320  # last stage: one entry of the tokenizer and of the sampler's tables
+    vocab_token_bytes: int = 54  # last stage: one entry of the sampler's tables (the first grammar adds 900, once)
     stage_threads: int = 1  # cores that a computing stage keeps busy
     shared_speed: float = (
         1.0  # of each of two stages that compute on cores of their own in one machine: caches and memory are shared

@@ -205,6 +205,7 @@ def stage_files(
         input_batch="tokens" if family.token_batches else "embeddings",
         output_node=f"{family.output_node}-{end - start - 1}",
         weight_bytes=weight_bytes,
+        vocab_size=source.tensors[EMBEDDING].shape[1] if end == num_layers else 0,
     )
 
 

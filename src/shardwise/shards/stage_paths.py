@@ -26,6 +26,7 @@ class StageFiles(Record):
     input_batch: str = "embeddings"  # or "tokens": the batch holds token 0 in every row, the input goes to `input_node`
     output_node: str  # graph node that holds the last layer's output, rows x hidden size in f32
     weight_bytes: int  # of the tensors in `weights`
+    vocab_size: int = 0  # last stage: rows of the head, so that the vocabulary need not be read to know them; 0 = it must
 
 
 def paths_of(stage: StageSlice, paths: tuple[str, ...]) -> dict[str, Path]:
@@ -48,4 +49,10 @@ def stage_files(manifest: Manifest, index: int, paths: Mapping[str, Path]) -> St
         input_node=stage.input_node,
         output_node=stage.output_node,
         weight_bytes=stage.weight_bytes,
+        vocab_size=_vocab_size(stage) if stage.end == manifest.num_layers else 0,
     )
+
+
+def _vocab_size(stage: StageSlice) -> int:
+    shapes = {piece.shape for file in stage.files for piece in file.pieces if piece.name == "token_embd.weight"}
+    return next(iter(shapes))[1] if len(shapes) == 1 else 0

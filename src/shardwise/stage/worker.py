@@ -300,7 +300,7 @@ class StageWorker:
             if session.sampler is not None:
                 session.sampler.close()
             generated = opened.tokens[opened.num_prompt :]
-            session.sampler = Sampler(opened.sampling, self.backend.vocab, self.backend.vocab_size, generated)
+            session.sampler = Sampler(opened.sampling, lambda: self.backend.vocabulary.handle, self.backend.vocab_size, generated)
         else:
             self.links.forward(opened)  # ahead of the rows, on the same connection: they never meet a stranger
         if opened.resume:

@@ -11,6 +11,7 @@ and `RemoteFailure` where llama.cpp reports a computation error.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from shardwise.stage.backend import BatchSegment, Floats, MemoryFigures, StageOu
 from shardwise.stage.llama import library
 from shardwise.stage.llama.row_order import graph_order
 from shardwise.stage.llama.tap import LayerTap
+from shardwise.stage.llama.vocabulary import Vocabulary, leave_out_vocabulary
 from shardwise.stage.settings import BackendSettings
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ class LlamaCppBackend:
         self._context = self._make_context()
         self._memory = self._api.llama_get_memory(self._context)
         self._hidden = int(self._api.llama_model_n_embd(self._model))
-        self.vocab = self._api.llama_model_get_vocab(self._model)
-        self.vocab_size = int(self._api.llama_vocab_n_tokens(self.vocab)) if self.is_last else 0
+        own_vocab = self._api.llama_model_get_vocab(self._model)  # of a size only, where `files` told it
+        self.vocab_size = int(self._api.llama_vocab_n_tokens(own_vocab)) if self.is_last else 0
         self._rows = settings.chunk_tokens if settings.chunk_tokens >= settings.max_sessions else settings.max_sessions
         self._batch, self._input_TH = self._make_batch()
         self._figures = self._memory_figures()
@@ -76,7 +78,10 @@ class LlamaCppBackend:
         params = self._api.llama_model_default_params()
         params.n_gpu_layers = self.settings.gpu_layers
         params.load_mode = self._api.LLAMA_LOAD_MODE_MMAP if self.settings.use_mmap else self._api.LLAMA_LOAD_MODE_NONE
+        size = self.files.vocab_size
+        overrides = leave_out_vocabulary(params, self.files.architecture, size) if self.is_last and size else None
         model = self._api.llama_model_load_from_file(self.files.weights.encode(), params)
+        del overrides
         if not model:
             raise StageLoadFailed(f"llama.cpp refused the slice: {library.take_log()}", where=self.files.weights)
         return model
@@ -142,6 +147,11 @@ class LlamaCppBackend:
     def max_rows(self) -> int:
         """Most rows of one batch."""
         return self._rows
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """With all texts; last stage only. Read when it is first asked for."""
+        return Vocabulary(self.files.weights)
 
     @property
     def known_vocab_size(self) -> int:

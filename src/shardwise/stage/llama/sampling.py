@@ -10,6 +10,7 @@ Order of the chain: logit bias, grammar, penalties, top-k, typical, top-p, min-p
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,10 @@ def best_ids(values_V: Floats, k: int) -> list[int]:
 class Sampler:
     """Chooses tokens for one session."""
 
-    def __init__(self, settings: SamplingSettings, vocab: Any, vocab_size: int, generated: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, settings: SamplingSettings, vocab: Callable[[], Any], vocab_size: int, generated: tuple[int, ...] = ()
+    ) -> None:
+        """`vocab` gives llama.cpp's vocabulary, and is asked only where there is a grammar."""
         self._api = library.load()
         self.settings, self._vocab, self._vocab_size = settings, vocab, vocab_size
         self._grammar = self._make_grammar(generated)
@@ -77,7 +81,7 @@ class Sampler:
     def _make_grammar(self, generated: tuple[int, ...]) -> Any:
         if not self.settings.grammar:
             return None
-        grammar = self._api.llama_sampler_init_grammar(self._vocab, self.settings.grammar.encode(), b"root")
+        grammar = self._api.llama_sampler_init_grammar(self._vocab(), self.settings.grammar.encode(), b"root")
         if not grammar:
             raise UsageError(f"the grammar is not valid GBNF: {library.take_log()}", where="grammar")
         try:
