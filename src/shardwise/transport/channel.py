@@ -1,8 +1,11 @@
 """ZeroMQ channels: an `Inbox` that many may write to, an `Outbox` to one peer.
 
 A message is [header] or [header, payload part, ...]; parts are at most `MAX_FRAME_BYTES`, so that a stranger cannot make
-anybody allocate more. The first message on a connection is a `Hello`; it is answered at once with `Welcome` or `Refused`
-(`handshake`), and nothing of a peer that was not welcomed reaches the caller. Sockets belong to the thread that made them.
+anybody allocate more. A short payload, a token's row, shares one frame with its header, because every frame is encrypted,
+queued and taken for itself: `0xC1` (no header begins so: MessagePack never writes it), the header's length in four bytes
+(little endian), header, payload. The first message on a connection is a `Hello`; it is answered at once with `Welcome` or
+`Refused` (`handshake`), and nothing of a peer that was not welcomed reaches the caller. Sockets belong to the thread that made
+them.
 
 **Promises** order per sender; a send never blocks for longer than `SEND_TIMEOUT_S`; malformed messages are counted and
 dropped. **Fails when** the port is taken (`UsageError`), the peer is away and the queue is full (`PeerClosed`), the peer
@@ -34,6 +37,8 @@ MAX_PEERS = 4096
 MAX_REFUSALS = 64
 _HELLO_TAG = b"\xa1t\xa5hello"  # how MessagePack writes the tag of a Hello, its first field
 _REPLY_TAG = re.compile(rb"\xa1t\xa7(welcome|refused)")
+SHORT_PAYLOAD_BYTES = 64 * 1024
+_TOGETHER_START = b"\xc1"
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 DRIVER = -1  # `Hello.stage` of the session driver
 
@@ -69,6 +74,17 @@ def _joined(parts: list[memoryview]) -> memoryview | None:
     if len(parts) <= 1:
         return parts[0] if parts else None
     return memoryview(b"".join(parts))
+
+
+def together(header: bytes, payload: bytes | memoryview) -> bytes:
+    """One frame with both."""
+    return b"".join((_TOGETHER_START, len(header).to_bytes(4, "little"), header, payload))
+
+
+def _taken_apart(frame: memoryview) -> tuple[memoryview, memoryview]:
+    """Header and payload of a frame that holds both. A length that lies leaves a header that cannot be decoded."""
+    end = 5 + int.from_bytes(frame[1:5], "little")
+    return frame[5:end], frame[end:]
 
 
 def _prepare(socket: zmq.Socket[bytes]) -> None:
@@ -159,12 +175,14 @@ class Inbox:
                 self._greet(peer, parts[0])
             self.num_refused += 1
             return None
+        payload = _joined([part.buffer for part in parts[1:]])
+        if payload is None and header[:1] == _TOGETHER_START:
+            header, payload = _taken_apart(header)
         try:
             message = decode(header)
         except ProtocolMismatch:
             self.num_malformed += 1
             return None
-        payload = _joined([part.buffer for part in parts[1:]])
         self.received_bytes += len(header) + (len(payload) if payload is not None else 0)
         return Envelope(message, payload, peer, self._welcomed[peer].stage)
 
@@ -242,11 +260,16 @@ class Outbox:
         What is not `required` is dropped (0 bytes) where it cannot be sent at once.
         """
         header = encode(message)
-        parts = [] if payload is None else split_payload(payload)
         if not required and not self.socket.poll(0, zmq.POLLOUT):
             return 0
-        self._send([header, *parts])
-        size = len(header) + sum(len(p) for p in parts)
+        if payload is None:
+            frames: list[bytes | memoryview] = [header]
+        elif len(payload) <= SHORT_PAYLOAD_BYTES:
+            frames = [together(header, payload)]
+        else:
+            frames = [header, *split_payload(payload)]
+        self._send(frames)
+        size = sum(map(len, frames))
         self.sent_bytes += size
         return size
 

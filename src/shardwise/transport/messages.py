@@ -1,6 +1,6 @@
 """Everything that driver and stages say to each other.
 
-A message is two frames at most: a MessagePack header (a tagged, strict record) and, for activations and KV state, a
+A message is a MessagePack header (a tagged, strict record) and, for activations and KV state, a
 raw payload. Nothing is ever unpickled; unknown tags, unknown fields and wrong types are refused by the decoder.
 
     driver -> stages   Connect, OpenSession, CloseSession, StatsRequest, Ping, Shutdown, KV and checkpoint requests
@@ -23,7 +23,7 @@ import msgspec
 from shardwise.errors import ProtocolMismatch, ShardwiseError
 from shardwise.records import Record
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_HEADER_BYTES = 8 * 2**20  # a prompt of a million tokens fits
 MAX_PAYLOAD_BYTES = 2**30
 MAX_SEGMENTS = 4096

@@ -13,7 +13,7 @@ import zmq
 from shardwise.errors import CompatibilityError, ManifestMismatch
 from shardwise.records import replace
 from shardwise.transport import handshake
-from shardwise.transport.channel import DRIVER, Envelope, Inbox, Outbox
+from shardwise.transport.channel import DRIVER, SHORT_PAYLOAD_BYTES, Envelope, Inbox, Outbox, together
 from shardwise.transport.handshake import Hello
 from shardwise.transport.messages import PROTOCOL_VERSION, Ping, encode
 from shardwise.transport.security import MAX_FRAME_BYTES, AllowList, Authenticator, NodeKeys, secure_client
@@ -71,15 +71,44 @@ def answer(outbox: Outbox, door: Door) -> None:
         outbox.receive()
 
 
-def test_messages_of_a_welcomed_peer(door: Door) -> None:
+SIZES = [0, 1, 2304, SHORT_PAYLOAD_BYTES, SHORT_PAYLOAD_BYTES + 1, MAX_FRAME_BYTES + 1, 3 * MAX_FRAME_BYTES + 17]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_messages_of_a_welcomed_peer(size: int, door: Door) -> None:
     outbox = door.outbox("stage-1", stage=1)
-    payload = random.Random(1).randbytes(3 * MAX_FRAME_BYTES + 17)
+    payload = random.Random(1).randbytes(size)
     outbox.send(ping(1), payload)
     envelope = door.next()
     assert envelope is not None
     assert (envelope.message, envelope.stage) == (ping(1), 1)
     assert envelope.payload is not None
     assert bytes(envelope.payload) == payload
+
+
+def test_a_short_payload_travels_with_its_header(door: Door) -> None:
+    outbox = door.outbox("stage-1", stage=1)
+    answer(outbox, door)
+    for size, num_frames in ((None, 1), (2304, 1), (SHORT_PAYLOAD_BYTES + 1, 2), (2 * MAX_FRAME_BYTES, 3)):
+        sent_bytes = outbox.send(ping(1), None if size is None else bytes(size))
+        assert door.inbox.wait(5)
+        frames = door.inbox.socket.recv_multipart()[1:]
+        assert (len(frames), sum(map(len, frames))) == (num_frames, sent_bytes)
+
+
+@pytest.mark.parametrize("lie", [-12, -1, 1, 2**31, 2**32 - 1])
+def test_a_header_that_is_not_as_long_as_it_says_is_dropped(lie: int, door: Door) -> None:
+    outbox = door.outbox("stage-1", stage=1)
+    answer(outbox, door)
+    header = encode(ping(1))
+    said = (len(header) + lie) % 2**32
+    for frame in (b"\xc1", b"\xc1\1\0", b"\xc1" + said.to_bytes(4, "little") + header + b"payload"):
+        outbox.socket.send(frame)
+    outbox.send(ping(2))
+    envelope = door.next()
+    assert envelope is not None
+    assert envelope.message == ping(2)
+    assert door.inbox.num_malformed == 3
 
 
 @pytest.mark.parametrize(("name", "stage"), [("stage-1", DRIVER), ("stage-1", 2), ("driver", 0)])
@@ -155,6 +184,7 @@ def fuzz_door(door: Door, num_messages: int) -> None:
     outbox, source = door.outbox("driver"), random.Random(11)
     answer(outbox, door)
     seeds = [encode(ping(1)), handshake.encode(OWN), handshake.encode(handshake.answer(OWN, OWN)), b""]
+    seeds.append(together(encode(ping(1)), bytes(40)))
     sent = 0
     while sent < num_messages:
         for _ in range(min(500, num_messages - sent)):
