@@ -287,4 +287,6 @@ def test_going_down_is_told_with_the_next_beat(desk: Desk) -> None:
     desk.join(nas)
     assert not desk.beat(nas).closing
     desk.mind.handle(StopRequest(), desk.keys.public)
+    assert "nas" in [m.name for m in desk.mind.membership.usable()]
     assert desk.beat(nas).closing
+    assert "nas" not in [m.name for m in desk.mind.membership.usable()]  # so that the coordinator does not wait for it

@@ -200,7 +200,7 @@ class Coordinator:
         self._judge(identity)
         member = self._member(identity)
         fresh = beat.tls_address != beat.card.address
-        return BeatAnswer(
+        answer = BeatAnswer(
             name=member.name,
             state=member.state,
             incarnation=member.incarnation,
@@ -211,6 +211,9 @@ class Coordinator:
             head_start=self.head_start,
             raylet_lost=self.news is not None and self.news.answers and not self._is_listed(identity),
         )
+        if self.closing:  # the node ends with this answer: nobody need wait for it
+            self._apply(Left(identity=identity))
+        return answer
 
     def _certificate(self, name: str, address: str) -> TlsMaterial | None:
         return self._authority.issue(name, address) if self._authority is not None else None
