@@ -157,7 +157,21 @@ def test_context_end_and_bad_requests(deployment: Deployment) -> None:
         deployment.generate([10**6])
     with pytest.raises(UsageError, match="GBNF"):
         list(deployment.generate("x", sampling=SamplingSettings(grammar="root ::= (")))
+    for grammar, words in (("#" * 2**20 + "\n", "1048577 bytes"), ("\ud800", "Unicode")):
+        with pytest.raises(UsageError, match=words):
+            deployment.generate("x", sampling=SamplingSettings(grammar=grammar))
     wait_until(lambda: kv_is_free(deployment), "freeing the KV")
+
+
+def test_a_grammar_that_is_longer_than_a_frame(deployment: Deployment) -> None:
+    """And its session's neighbours: a frame beyond the limit would end the connection, for everybody."""
+    rule = "root ::= [0-9]+ "
+    found = [
+        [token.id for token in deployment.generate("One, two,", max_tokens=8, sampling=SamplingSettings(grammar=grammar))]
+        for grammar in (rule, rule + "#" + "x" * (2**20 - len(rule) - 1))
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == 8
 
 
 def test_stop_strings_end_the_session(deployment: Deployment) -> None:

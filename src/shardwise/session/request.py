@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwise.errors import ContextFull, UsageError
 from shardwise.records import Record
-from shardwise.transport.messages import SamplingSettings, TokenLogprob, Visit
+from shardwise.transport.messages import MAX_GRAMMAR_BYTES, SamplingSettings, TokenLogprob, Visit
 
 
 class GenerationRequest(Record):
@@ -18,7 +18,7 @@ class GenerationRequest(Record):
     traced: bool = False
 
 
-MAX_LOGPROBS = 20_000  # of one token: 15 bytes each, and a message's header is one frame of at most 512 KiB
+MAX_LOGPROBS = 20_000  # of one token; 15 bytes each, for every token
 
 
 def check_request(request: GenerationRequest, context_tokens: int) -> None:
@@ -29,6 +29,7 @@ def check_request(request: GenerationRequest, context_tokens: int) -> None:
         raise UsageError(f"max_tokens = {request.max_tokens}", where="max_tokens", hint="at least 1")
     if request.sampling.num_logprobs > MAX_LOGPROBS:
         raise UsageError(f"{request.sampling.num_logprobs} log probabilities", where="logprobs", hint=f"at most {MAX_LOGPROBS}")
+    _check_grammar(request.sampling.grammar)
     if len(request.prompt) >= context_tokens:
         raise ContextFull(
             f"the prompt has {len(request.prompt)} tokens, the context holds {context_tokens}",
@@ -37,6 +38,15 @@ def check_request(request: GenerationRequest, context_tokens: int) -> None:
             needed_tokens=len(request.prompt) + 1,
             context_tokens=context_tokens,
         )
+
+
+def _check_grammar(grammar: str) -> None:
+    try:
+        num_bytes = len(grammar.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError("the grammar is not valid Unicode text", where="grammar") from error
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        raise UsageError(f"a grammar of {num_bytes} bytes", where="grammar", hint=f"at most {MAX_GRAMMAR_BYTES} are taken")
 
 
 class Token(Record):

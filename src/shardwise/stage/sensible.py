@@ -12,6 +12,7 @@ import math
 from shardwise.errors import UsageError
 from shardwise.records import Record
 from shardwise.transport.messages import (
+    MAX_GRAMMAR_BYTES,
     AnyMessage,
     CloseSession,
     ExportKv,
@@ -26,7 +27,6 @@ from shardwise.transport.messages import (
 
 MAX_ID = 2**63 - 1  # of sessions, epochs
 MAX_INT = 2**31 - 1  # what llama.cpp counts with
-MAX_GRAMMAR = 2**20
 
 
 class StageLimits(Record):
@@ -82,7 +82,7 @@ def _sampling(settings: SamplingSettings, limits: StageLimits) -> None:
     _within("penalty_last_tokens", settings.penalty_last_tokens, -1, MAX_INT)
     _within("seed", settings.seed, 0, 2**64 - 1)
     _within("num_logprobs", settings.num_logprobs, -1, limits.vocab_size)
-    _within("the length of the grammar", len(settings.grammar), 0, MAX_GRAMMAR)
+    _within("the length of the grammar", len(settings.grammar.encode()), 0, MAX_GRAMMAR_BYTES)
     for token, bias in settings.logit_bias:
         _within("logit_bias", token, 0, limits.vocab_size - 1)
         if math.isnan(bias):

@@ -3,7 +3,8 @@
 A message is [header] or [header, payload part, ...]; parts are at most `MAX_FRAME_BYTES`, so that a stranger cannot make
 anybody allocate more. A short payload, a token's row, shares one frame with its header, because every frame is encrypted,
 queued and taken for itself: `0xC1` (no header begins so: MessagePack never writes it), the header's length in four bytes
-(little endian), header, payload. The first message on a connection is a `Hello`; it is answered at once with `Welcome` or
+(little endian), header, payload. A header that is longer than a frame (a prompt of 100,000 tokens) goes the same way, cut into
+frames. The first message on a connection is a `Hello`; it is answered at once with `Welcome` or
 `Refused` (`handshake`), and nothing of a peer that was not welcomed reaches the caller. Sockets belong to the thread that made
 them.
 
@@ -74,6 +75,15 @@ def _joined(parts: list[memoryview]) -> memoryview | None:
     if len(parts) <= 1:
         return parts[0] if parts else None
     return memoryview(b"".join(parts))
+
+
+def framed(header: bytes, payload: bytes | memoryview | None) -> list[bytes | memoryview]:
+    """The frames of a message."""
+    if len(header) > MAX_FRAME_BYTES:
+        return list(split_payload(together(header, payload if payload is not None else b"")))
+    if payload is None:
+        return [header]
+    return [together(header, payload)] if len(payload) <= SHORT_PAYLOAD_BYTES else [header, *split_payload(payload)]
 
 
 def together(header: bytes, payload: bytes | memoryview) -> bytes:
@@ -175,9 +185,11 @@ class Inbox:
                 self._greet(peer, parts[0])
             self.num_refused += 1
             return None
-        payload = _joined([part.buffer for part in parts[1:]])
-        if payload is None and header[:1] == _TOGETHER_START:
-            header, payload = _taken_apart(header)
+        payload: memoryview | None
+        if header[:1] == _TOGETHER_START:
+            header, payload = _taken_apart(header if len(parts) == 1 else memoryview(b"".join(part.buffer for part in parts)))
+        else:
+            payload = _joined([part.buffer for part in parts[1:]])
         try:
             message = decode(header)
         except ProtocolMismatch:
@@ -262,12 +274,7 @@ class Outbox:
         header = encode(message)
         if not required and not self.socket.poll(0, zmq.POLLOUT):
             return 0
-        if payload is None:
-            frames: list[bytes | memoryview] = [header]
-        elif len(payload) <= SHORT_PAYLOAD_BYTES:
-            frames = [together(header, payload)]
-        else:
-            frames = [header, *split_payload(payload)]
+        frames = framed(header, payload)
         self._send(frames)
         size = sum(map(len, frames))
         self.sent_bytes += size

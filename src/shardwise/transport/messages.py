@@ -24,9 +24,8 @@ from shardwise.errors import ProtocolMismatch, ShardwiseError
 from shardwise.records import Record
 
 PROTOCOL_VERSION = 3
-MAX_HEADER_BYTES = 8 * 2**20  # a prompt of a million tokens fits
-MAX_PAYLOAD_BYTES = 2**30
-MAX_SEGMENTS = 4096
+MAX_HEADER_BYTES = 64 * 2**20  # a session of ten million tokens fits, the longest context there is
+MAX_GRAMMAR_BYTES = 2**20
 
 
 class Message(Record, tag_field="t", omit_defaults=True):

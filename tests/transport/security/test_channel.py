@@ -15,7 +15,7 @@ from shardwise.records import replace
 from shardwise.transport import handshake
 from shardwise.transport.channel import DRIVER, SHORT_PAYLOAD_BYTES, Envelope, Inbox, Outbox, together
 from shardwise.transport.handshake import Hello
-from shardwise.transport.messages import PROTOCOL_VERSION, Ping, encode
+from shardwise.transport.messages import PROTOCOL_VERSION, OpenSession, Ping, encode
 from shardwise.transport.security import MAX_FRAME_BYTES, AllowList, Authenticator, NodeKeys, secure_client
 from tests.transport.security.test_handshake import OWN, mutate
 
@@ -94,6 +94,19 @@ def test_a_short_payload_travels_with_its_header(door: Door) -> None:
         assert door.inbox.wait(5)
         frames = door.inbox.socket.recv_multipart()[1:]
         assert (len(frames), sum(map(len, frames))) == (num_frames, sent_bytes)
+
+
+@pytest.mark.parametrize("num_tokens", [100_000, 110_000, 1_000_000])
+def test_a_prompt_that_is_longer_than_a_frame(num_tokens: int, door: Door) -> None:
+    outbox = door.outbox("driver")
+    tokens = tuple(random.Random(2).choices(range(70_000, 260_000), k=num_tokens))
+    opened = OpenSession(session=1, epoch=1, tokens=tokens, num_prompt=num_tokens, max_tokens=4)
+    outbox.send(opened)
+    outbox.send(ping(2))
+    for expected in (opened, ping(2)):
+        envelope = door.next()
+        assert envelope is not None
+        assert envelope.message == expected
 
 
 @pytest.mark.parametrize("lie", [-12, -1, 1, 2**31, 2**32 - 1])
