@@ -1,4 +1,4 @@
-"""Fixtures of the bench room: a skip reason where namespaces cannot be had (CI runs as root and never skips)."""
+"""Fixtures of the bench room."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardwise.bench.lab import lab_unavailable
 from shardwise.bench.lab.state import labs
-
-needs_lab = pytest.mark.skipif(
-    lab_unavailable() is not None and not os.environ.get("CI"), reason=f"{lab_unavailable()}; run as root on Linux"
-)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from shardwise.bench.stats import quantile
 from shardwise.clock import SystemClock
 from shardwise.errors import ConnectFailed, UsageError
 from shardwise.transport.shaping import LinkShape
-from tests.bench.conftest import needs_lab
+from tests.needs import needs_lab
 
 pytestmark = [pytest.mark.netns, needs_lab]
 CLOCK = SystemClock()

@@ -17,7 +17,7 @@ from shardwise.bench.scenario import load_scenario, parse_scenario
 from shardwise.bench.store import TrialStore
 from shardwise.bench.truth import measure_truth
 from shardwise.records import replace
-from tests.bench.conftest import needs_lab
+from tests.needs import needs_lab
 
 HOME = """
 name = "two hosts"

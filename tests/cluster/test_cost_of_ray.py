@@ -14,7 +14,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from shardwise.bench.lab import Host, Lab, lab_unavailable
+from shardwise.bench.lab import Host, Lab
 from shardwise.clock import SystemClock
 from shardwise.cluster import LocalEngine, WorkerSpec, lifecycle
 from shardwise.cluster.follow_policy import FollowPolicy
@@ -27,6 +27,7 @@ from shardwise.deploy.following import Follower
 from shardwise.deploy.on_cluster import ClusterMembers
 from tests.cluster.engine_contract import WORKER
 from tests.cluster.hosts import Hosts
+from tests.needs import needs_lab
 
 NUM_TOKENS = 200
 ROUNDS = 8
@@ -192,7 +193,7 @@ def test_ray_places_64_workers_within_a_minute(home: Hosts) -> None:
 @pytest.mark.soak
 @pytest.mark.netns
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(bool(lab_unavailable()), reason=lab_unavailable() or "root on Linux")
+@needs_lab
 def test_ray_places_64_workers_on_eight_hosts_within_a_minute(tmp_path: Path) -> None:
     """Each host a network namespace with a raylet of its own."""
     names = [f"h{i}" for i in range(8)]

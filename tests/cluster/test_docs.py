@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.bench.lab import Host, Lab, lab_unavailable
+from shardwise.bench.lab import Host, Lab
 from tests.cluster.hosts import Hosts
 from tests.cluster.waiting import wait_until
+from tests.needs import needs_lab
 
 DOC = Path(__file__).parents[2] / "docs" / "cluster.md"
 COMMAND = re.compile(r"^(desk|nas|pi)\$ (shardwise .+)$", re.MULTILINE)
@@ -34,7 +35,7 @@ def test_the_page_names_every_cluster_command() -> None:
 
 @pytest.mark.soak
 @pytest.mark.netns
-@pytest.mark.skipif(bool(lab_unavailable()), reason=lab_unavailable() or "root on Linux")
+@needs_lab
 @pytest.mark.timeout(900)
 def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
     hosts = [Host.on("ethernet_1g", name, memory_bytes=3 * GIB) for name in ("desk", "nas", "pi")]

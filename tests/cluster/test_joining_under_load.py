@@ -15,19 +15,20 @@ from typing import Any
 
 import pytest
 
-from shardwise.bench.lab import Host, Lab, lab_unavailable
+from shardwise.bench.lab import Host, Lab
 from shardwise.deploy import launch_local
 from shardwise.server.access import new_key
 from tests.cluster.keep_asking import NUM_TOKENS
 from tests.cluster.test_follower import LINKS, NODE
 from tests.cluster.test_three_hosts import GIB, PROMPT, ThreeHosts
 from tests.cluster.waiting import is_gone, wait_until
+from tests.needs import needs_lab
 
 pytestmark = [
     pytest.mark.netns,
     pytest.mark.soak,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(bool(lab_unavailable()), reason=lab_unavailable() or "root on Linux"),
+    needs_lab,
 ]
 HOME = NODE.format("desk", 5, 0.05) + NODE.format("nas", 5, 0.05) + NODE.format("pi", 50, 0.5) + LINKS
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.bench.lab import Host, Lab, lab_unavailable
+from shardwise.bench.lab import Host, Lab
 from shardwise.clock import SystemClock
 from shardwise.cluster import lifecycle
 from shardwise.deploy import launch_local
@@ -21,11 +21,12 @@ from shardwise.machines import load_cluster
 from shardwise.server.access import new_key
 from tests.cluster.hosts import Hosts
 from tests.cluster.waiting import is_gone, wait_until
+from tests.needs import needs_lab
 
 pytestmark = [
     pytest.mark.netns,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(bool(lab_unavailable()), reason=lab_unavailable() or "root on Linux"),
+    needs_lab,
 ]
 PROMPT = "The capital of France is"
 GIB = 2**30

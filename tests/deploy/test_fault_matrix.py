@@ -19,18 +19,18 @@ from pathlib import Path
 import pytest
 
 from shardwise.bench.lab import Lab
-from shardwise.bench.lab.state import lab_unavailable
 from shardwise.deploy import Deployment
 from shardwise.errors import SessionLost
 from shardwise.transport.faults import Fault, FaultPlan
 from shardwise.transport.shaping import LinkShape
 from tests.deploy.actor import HOSTS, launch_at_home, make_home, places, run_plan
 from tests.deploy.faults import Watched, eventually, request, undisturbed
+from tests.needs import needs_lab
 
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.timeout(2400),
-    pytest.mark.skipif(lab_unavailable() is not None and not os.environ.get("CI"), reason=str(lab_unavailable())),
+    needs_lab,
 ]
 
 SPLIT = (10, 10, 10)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shardwise.bench.lab import Lab
-from shardwise.bench.lab.state import lab_unavailable
 from shardwise.deploy import Deployment
 from shardwise.deploy.liveness import CUT_OFF_CAP_S
 from shardwise.session.recovery import RecoveryPolicy
@@ -17,12 +15,11 @@ from shardwise.transport.faults import Fault
 from shardwise.transport.shaping import LinkShape
 from tests.deploy.actor import Actor, launch_at_home, make_home
 from tests.deploy.faults import Watched, eventually, request, undisturbed
+from tests.needs import needs_lab
 
 NUM_TOKENS = 80
 
-pytestmark = pytest.mark.skipif(
-    lab_unavailable() is not None and not os.environ.get("CI"), reason=f"{lab_unavailable()}; run as root on Linux"
-)
+pytestmark = needs_lab
 
 
 @pytest.fixture(scope="module")

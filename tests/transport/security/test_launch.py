@@ -12,6 +12,7 @@ from shardwise.cli.main import run
 from shardwise.deploy import launch, launch_local
 from shardwise.deploy.options import Placement, RunOptions
 from shardwise.errors import CorruptWeightsError
+from tests.needs import needs_lab
 
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
@@ -59,6 +60,7 @@ def hidden_from(folders: list[Path]) -> tuple[str, ...]:
 
 
 @pytest.mark.netns
+@needs_lab
 def test_nodes_that_have_nothing_fetch_their_slices_from_the_driver(sample_gguf: Path, tmp_path: Path) -> None:
     options = RunOptions(num_stages=2, context_tokens=128, max_sessions=1, cache_dir=str(tmp_path / "driver"))
     with launch(sample_gguf, options) as deployment:
@@ -77,6 +79,7 @@ def test_nodes_that_have_nothing_fetch_their_slices_from_the_driver(sample_gguf:
 
 
 @pytest.mark.netns
+@needs_lab
 def test_a_folder_that_the_nodes_see_is_used_before_the_driver(sample_gguf: Path, tmp_path: Path) -> None:
     flags = ["--layers", "15,15", "--ctx", "128", "--quiet"]
     assert run(["pack", str(sample_gguf), *flags, "--out", str(tmp_path / "nas")]) == 0
