@@ -72,6 +72,7 @@ REAL: dict[str, dict[str, Any]] = {
 def test_models_saved_by_transformers(name: str, tmp_path: Path) -> None:
     """Parameters as transformers counts them, and the live module described like its folder."""
     import transformers
+
     common = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96}
     common |= {"num_key_value_heads": 4 if name == "DeepseekV3Config" else 2, "max_position_embeddings": 128}
     config = getattr(transformers, name)(**(common | REAL[name]))
