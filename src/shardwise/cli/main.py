@@ -71,7 +71,8 @@ def run(arguments: list[str]) -> int:
         status = app(rest, standalone_mode=False, prog_name="shardwise")
     except ShardwiseError as error:
         return _report(error)
-    except typer.Abort:
+    except typer.Abort:  # Typer makes it of KeyboardInterrupt
+        print("interrupted", file=sys.stderr)
         return 130
     except _PARSER_ERROR as error:
         context = getattr(error, "ctx", None)

@@ -9,6 +9,7 @@ impossible or forbidden: every session ends with `SessionLost`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,8 @@ if TYPE_CHECKING:  # it plans: only a deployment on a cluster loads it
     from shardwise.deploy.following import Follower, Note
 
 TOKEN_TIMEOUT_S = 600.0
+
+log = logging.getLogger("shardwise.deploy")
 
 
 class StageStatus(Record):
@@ -125,8 +128,10 @@ class Deployment:
         layers = rebalanced(list(counts), step_s)
 
         def act() -> None:
-            with contextlib.suppress(ShardwiseError):  # where it cannot be, things stay as they are
+            try:
                 self.relayout(layers)
+            except ShardwiseError as error:
+                log.warning("stage %d is slow, and its layers stay where they are: %s", slow.stage, error.one_line())
 
         if layers != counts:
             threading.Thread(target=act, name="rebalance", daemon=True).start()

@@ -290,11 +290,6 @@ def slice_problem(family: Family, start: int, end: int, num_layers: int, kinds: 
     return None
 
 
-def allowed_cuts(description: ModelDescription) -> list[int]:
-    """`cut_points` of a described model; `UnsupportedModelError` if its architecture is not proved."""
-    return cut_points(require_proved(description.architecture), description.num_layers)
-
-
 def allowed_stage(description: ModelDescription, start: int, end: int) -> bool:
     """Can layers [start, end) of a described model be a stage? A few architectures forbid some ranges between allowed cuts."""
     family = require_proved(description.architecture)

@@ -165,12 +165,6 @@ def _increasing(rows: tuple[RowSamples, ...]) -> list[RowSamples]:
     return sorted(rows, key=lambda row: row.rows)
 
 
-def relative_spread(table: RateTable) -> float:
-    """How much the one-row timing scatters: interquartile range / median."""
-    first = table.timings[0].layer_s
-    return first.spread / first.value if first.value else 0.0
-
-
 def _time_synthetic(shape: LayerShape, num_layers: int, quantization: str, threads: int, **more: Any) -> LayerResult:
     """Write a short and a long file and time them."""
     with tempfile.TemporaryDirectory(prefix="shardwise-probe-") as folder:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from shardwise.clock import Clock, SystemClock
-from shardwise.errors import MissingExtraError, RemoteFailure, ShardwiseError, UsageError
+from shardwise.errors import RemoteFailure, ShardwiseError, UsageError
 from shardwise.server.access import ApiKey
 from shardwise.server.app import create_app
 from shardwise.server.engine import Engine, EngineSlot, LoadingProgress
@@ -199,12 +199,3 @@ def _launch(
     slot.fill(engine)
     if not slot.draining:
         on_ready(slot, engine)
-
-
-def require_extra() -> None:
-    """Raise `MissingExtraError` where the server's libraries are not installed."""
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError.for_extra("server", "shardwise serve") from error

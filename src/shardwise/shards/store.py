@@ -208,8 +208,12 @@ class ShardStore:
                 lock.release()
                 lock.path.unlink(missing_ok=True)
                 continue
-            with contextlib.suppress(OSError, UsageError):
+            try:
                 out |= set(from_json(path.read_bytes(), Hold).slices)
+            except FileNotFoundError:
+                continue  # let go meanwhile
+            except (OSError, UsageError):  # of a living process, and it does not say which: nothing is taken from under it
+                out |= {folder.name for folder in (self.root / "slices").iterdir()}
         return out
 
 

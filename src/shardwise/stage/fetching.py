@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from shardwise.shards.transfer import TransferOptions
 from shardwise.stage.own_slice import SliceOrder
 from shardwise.transport.pieces import PeerPieces
 from shardwise.transport.security.keys import NodeKeys
+
+log = logging.getLogger("shardwise.stage")
 
 
 @contextlib.contextmanager
@@ -55,10 +58,18 @@ def _local_sources(order: SliceOrder) -> list[PieceSource]:
     sources: list[PieceSource] = []
     for folder in map(Path, order.folders):
         if folder.is_dir():
-            with contextlib.suppress(CorruptWeightsError):
+            with _passed_over(folder):
                 sources.append(pieces_of_folder(folder))
     files = [Path(path) for path in order.model_files]
     if files and all(path.is_file() for path in files):
-        with contextlib.suppress(CorruptWeightsError):
+        with _passed_over(files[0]):
             sources.append(pieces_of_model(order.manifest, files))
     return sources
+
+
+@contextlib.contextmanager
+def _passed_over(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except CorruptWeightsError as error:
+        log.warning("%s is passed over: %s", path, error.one_line())

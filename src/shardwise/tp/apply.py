@@ -29,7 +29,7 @@ from shardwise.tp.handout import hand_out
 from shardwise.tp.kernels import forward_for
 from shardwise.tp.layout import ZEROS, Partition, ShardLayout
 from shardwise.tp.refuse import check_model, guard_against_late_adapters
-from shardwise.tp.resolve import ModuleShard, ResolvedPlan, resolve_plan
+from shardwise.tp.resolve import ResolvedPlan, resolve_plan
 
 _UNDO = "_tp_undo"
 
@@ -325,8 +325,3 @@ def resolved_of(model: nn.Module) -> ResolvedPlan:
     if record is None:
         raise UsageError("the model is not split", where=type(model).__name__)
     return record.resolved
-
-
-def shards_of(model: nn.Module) -> dict[str, ModuleShard]:
-    """The decision for every split module, by path."""
-    return {path: bound.shard for path, bound in bound_modules(model).items()}

@@ -60,7 +60,6 @@ class BoundShard:
     tables: dict[str, torch.Tensor] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
-    constant_inputs: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundShard:
         return self

@@ -33,25 +33,6 @@ VALUE_NAMES = frozenset(
 )
 FUSED_QKV_NAMES = frozenset(["qkv_proj", "qkv", "to_qkv", "Wqkv", "wqkv", "c_attn", "to_qkv_mlp_proj", "to_added_qkv", "W_pack"])
 FUSED_KV_NAMES = frozenset(["kv_proj", "kv", "to_kv", "to_added_kv"])
-OUTPUT_NAMES = frozenset(
-    [
-        "o_proj",
-        "to_out",
-        "to_add_out",
-        "wo",
-        "out_proj",
-        "dense",
-        "out_lin",
-        "c_proj",
-        "proj_out",
-        "Wo",
-        "W_o",
-        "attn_out",
-        "o",
-        "output_proj",
-        "linear_out",
-    ]
-)
 
 QUERY_NORM_NAMES = frozenset(["q_norm", "norm_q", "norm_added_q", "query_norm", "q_layernorm", "query_layernorm"])
 KEY_NORM_NAMES = frozenset(["k_norm", "norm_k", "norm_added_k", "key_norm", "k_layernorm", "key_layernorm"])

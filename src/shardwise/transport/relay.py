@@ -118,13 +118,6 @@ class TcpRelay:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def set_shapes(self, *, forth: LinkShape | None = None, back: LinkShape | None = None) -> None:
-        """Change the link while it runs."""
-        with self.lock:
-            for carrier, shape in ((self._forth, forth), (self._back, back)):
-                if isinstance(carrier, LinkModel) and shape is not None:
-                    carrier.shape = shape
-
     def hold(self, *, forth: bool, back: bool) -> None:
         """Let nothing pass in these directions, as when a cable is out; connections stay, and what waits comes later."""
         for gate, held in zip(self._gates, (forth, back), strict=True):

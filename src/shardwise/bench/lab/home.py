@@ -36,7 +36,6 @@ from shardwise.records import Record, to_json
 from shardwise.transport.shaping import PAYLOAD_SHARE, LinkShape
 
 _SWITCH = "switch"
-_OPERATOR = "operator"
 _OPERATOR_INDEX = 254
 _FRAME_BYTES = 1514
 # How late a token bucket's timer may come without losing rate; what a burst of that length passes for nothing is small

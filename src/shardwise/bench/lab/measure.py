@@ -43,13 +43,6 @@ def measure_delays(lab: Lab, source: str, target: str, *, num: int = 200, every_
     return [float(value) for value in json.loads(line)]
 
 
-def measure_rounds(lab: Lab, source: str, target: str, *, num: int = 100, num_bytes: int = 2048) -> list[float]:
-    """Round trips of a TCP request and an equal reply, seconds."""
-    with _listening(lab, target, "turn") as (_, port):
-        out = lab.call(source, [*_TRAFFIC, "rounds", lab.address(target), port, str(num), str(num_bytes)])
-    return [float(value) for value in json.loads(out)]
-
-
 @contextlib.contextmanager
 def _listening(lab: Lab, host: str, role: str, *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = lab.popen(host, [*_TRAFFIC, role, lab.address(host), *args], stdout=subprocess.PIPE, text=True)

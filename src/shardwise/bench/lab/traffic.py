@@ -5,7 +5,6 @@
     meter ADDRESS PORT SECONDS          send for a while; prints payload bytes per second as the sink's end saw it
     echo ADDRESS                        note when datagrams arrive; prints its port, then one JSON list of seconds
     ping ADDRESS PORT NUM SECONDS       NUM datagrams, one every SECONDS
-    turn ADDRESS / rounds ADDRESS PORT NUM BYTES   TCP request-reply; prints one JSON list of round trips in seconds
 
 One-way delays are true because all hosts share the machine's clock.
 """
@@ -103,31 +102,8 @@ def ping(address: str, port: str, num: str, every_s: str) -> None:
             next_s += float(every_s)
 
 
-def turn(address: str) -> None:
-    server = _listen(address)
-    connection, _ = server.accept()
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with connection:
-        while head := connection.recv(4, socket.MSG_WAITALL):
-            data = connection.recv(struct.unpack("!I", head)[0], socket.MSG_WAITALL)
-            connection.sendall(head + data)
-
-
-def rounds(address: str, port: str, num: str, num_bytes: str) -> None:
-    body = struct.pack("!I", int(num_bytes)) + bytes(int(num_bytes))
-    times_s = []
-    with socket.create_connection((address, int(port)), timeout=_DEADLINE_S) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(int(num)):
-            start_s = _CLOCK.now_s()
-            connection.sendall(body)
-            connection.recv(len(body), socket.MSG_WAITALL)
-            times_s.append(_CLOCK.now_s() - start_s)
-    print(json.dumps(times_s))
-
-
 ROLES: dict[str, Callable[..., None]] = {
-    "sink": sink, "pump": pump, "meter": meter, "echo": echo, "ping": ping, "turn": turn, "rounds": rounds,
+    "sink": sink, "pump": pump, "meter": meter, "echo": echo, "ping": ping,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -80,11 +80,6 @@ class RayCalls:
         with _mapped(node):
             return ray.get(getattr(host, method).remote(*args), timeout=timeout_s)
 
-    def end_host(self, host: Any) -> None:
-        """End an actor, and its workers with it."""
-        with _mapped("host"):
-            ray.kill(host)
-
 
 def _knock(head: str) -> None:
     """Whether anything listens there at all."""

@@ -95,15 +95,6 @@ class AllowList:
         with self._lock:
             return list(self._allowed.values())
 
-    def drop_expired(self) -> None:
-        """Forget entries whose time is over."""
-        now_s = self._clock.wall_s()
-        with self._lock:
-            gone = [k for k, e in self._allowed.items() if e.expires_at_s is not None and now_s >= e.expires_at_s]
-            for key in gone:
-                del self._allowed[key]
-            self.num_removals += bool(gone)
-
     def save(self, path: Path) -> None:
         """Write with mode 0600, atomically."""
         with self._lock:
