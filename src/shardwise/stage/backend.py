@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.records import Record
+from shardwise.transport.messages import SamplingSettings, TokenLogprob
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
@@ -38,12 +39,31 @@ class StageOutput:
     logits_SV: Floats | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A chosen token with what was asked about it."""
+
+    token: int
+    logprob: float | None
+    top: tuple[TokenLogprob, ...]
+
+
 class MemoryFigures(Record):
     """Bytes."""
 
     weight_bytes: int
     kv_bytes: int
     workspace_bytes: int
+
+
+class TokenSampler(Protocol):
+    """Chooses one session's tokens. The choice depends on the session's settings, the position and the tokens before it only."""
+
+    def choose(self, logits_V: Floats, history: list[int], position: int) -> Choice:
+        """The token at `position` from the logits [V] of the row before it; `history` is all tokens before it."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class StageBackend(Protocol):
@@ -65,12 +85,26 @@ class StageBackend(Protocol):
         """Name, version and build, e.g. `llama.cpp 0.3.36 openblas`."""
         ...
 
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one `forward`."""
+        ...
+
+    @property
+    def known_vocab_size(self) -> int:
+        """Token ids that this stage takes or gives; 0 in the middle, where there are none."""
+        ...
+
     def embed(self, tokens_T: Tokens) -> Floats:
         """Token embeddings [T, H] as layer 0 wants them; first stage only."""
         ...
 
     def forward(self, segments: list[BatchSegment], x_TH: Floats) -> StageOutput:
         """Run the layers over one batch."""
+        ...
+
+    def sampler(self, settings: SamplingSettings, generated: tuple[int, ...] = ()) -> TokenSampler:
+        """For a session that has generated these tokens already; last stage only. `UsageError` for settings it cannot serve."""
         ...
 
     def rollback(self, slot: int, position: int) -> None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from shardwise.errors import QueueFull, SessionLost
-from shardwise.stage.llama.sampling import Sampler
+from shardwise.stage.backend import TokenSampler
 from shardwise.transport.messages import OpenSession, Segment
 
 MAX_REMEMBERED = 4096  # closed sessions; numbers are never used again
@@ -24,7 +24,7 @@ class StageSession:
     slot: int
     next_position: int
     history: list[int] = field(default_factory=list)  # last stage only: all tokens so far
-    sampler: Sampler | None = None  # last stage only
+    sampler: TokenSampler | None = None  # last stage only
     upstream: bytes = b""  # routing id of the predecessor, for `Wanted`
 
     @property

@@ -21,6 +21,7 @@ import zmq
 from shardwise.clock import Clock, SystemClock
 from shardwise.errors import PeerClosed, ShardwiseError, UsageError
 from shardwise.memory import peak_resident_bytes, resident_bytes
+from shardwise.stage.backend import StageBackend
 from shardwise.stage.batcher import Batcher, Item
 from shardwise.stage.config import WorkerConfig
 from shardwise.stage.execute import Executor
@@ -28,7 +29,6 @@ from shardwise.stage.heart import Heart
 from shardwise.stage.kv_requests import Aside, answer_export, import_state, put_back
 from shardwise.stage.links import Links
 from shardwise.stage.llama.backend import LlamaCppBackend
-from shardwise.stage.llama.sampling import Sampler
 from shardwise.stage.obtain import obtain, with_own_hello
 from shardwise.stage.resume import adopt, continue_from, on_wanted, refill_mirror
 from shardwise.stage.sensible import MAX_INT, StageLimits, require_sensible
@@ -76,7 +76,7 @@ class StageWorker:
             self.links.await_welcome()
             files = obtain(config, self.links, context, held)
             started_s = self.clock.now_s()
-            self.backend = LlamaCppBackend(files, config.settings, main_quantization=config.main_quantization)
+            self.backend: StageBackend = LlamaCppBackend(files, config.settings, main_quantization=config.main_quantization)
             held.callback(self.backend.close)
             self.load_s = self.clock.now_s() - started_s
             self._held = held.pop_all()
@@ -300,7 +300,7 @@ class StageWorker:
             if session.sampler is not None:
                 session.sampler.close()
             generated = opened.tokens[opened.num_prompt :]
-            session.sampler = Sampler(opened.sampling, lambda: self.backend.vocabulary.handle, self.backend.vocab_size, generated)
+            session.sampler = self.backend.sampler(opened.sampling, generated)
         else:
             self.links.forward(opened)  # ahead of the rows, on the same connection: they never meet a stranger
         if opened.resume:

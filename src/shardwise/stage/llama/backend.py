@@ -23,9 +23,11 @@ from shardwise.shards.stage_paths import StageFiles
 from shardwise.stage.backend import BatchSegment, Floats, MemoryFigures, StageOutput, Tokens
 from shardwise.stage.llama import library
 from shardwise.stage.llama.row_order import graph_order
+from shardwise.stage.llama.sampling import Sampler
 from shardwise.stage.llama.tap import LayerTap
 from shardwise.stage.llama.vocabulary import Vocabulary, leave_out_vocabulary
 from shardwise.stage.settings import BackendSettings
+from shardwise.transport.messages import SamplingSettings
 
 if TYPE_CHECKING:
     from shardwise.stage.llama.embedding import TokenEmbedding
@@ -211,6 +213,9 @@ class LlamaCppBackend:
             self._api.llama_synchronize(self._context)
             return np.empty((0, self.vocab_size), dtype=np.float32)
         return np.stack(wanted)
+
+    def sampler(self, settings: SamplingSettings, generated: tuple[int, ...] = ()) -> Sampler:
+        return Sampler(settings, lambda: self.vocabulary.handle, self.vocab_size, generated)
 
     def rollback(self, slot: int, position: int) -> None:
         if not self._api.llama_memory_seq_rm(self._memory, slot, position, -1):

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shardwise.errors import UsageError
-from shardwise.stage.backend import Floats
+from shardwise.stage.backend import Choice, Floats
 from shardwise.stage.llama import library
 from shardwise.transport.messages import SamplingSettings, TokenLogprob
 
@@ -31,15 +30,6 @@ def mix(seed: int, position: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return (z ^ (z >> 31)) & 0xFFFFFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The chosen token with what was asked about it."""
-
-    token: int
-    logprob: float | None
-    top: tuple[TokenLogprob, ...]
 
 
 def log_softmax(logits_V: Floats) -> Floats:
