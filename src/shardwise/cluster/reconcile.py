@@ -5,8 +5,9 @@
     proposal + consent                           -> carry out or ask   (`decide`)
 
 **Promises** nothing that serves is moved or stopped without consent, unless it cannot serve where it is; each action is
-safe to repeat; equal input gives equal output. No clock, socket or port in here. **Called by** the deployment's loop,
-the command line, the simulator.
+safe to repeat; equal input gives equal output. No clock, socket or port in here. **Called by** `proposing` and
+`following` (`propose`, `decide`). `next_actions` is called by its tests only: a running deployment is put right by its
+supervisor (`session.recovery` decides), and the simulator, which needs it, is to come.
 """
 
 from __future__ import annotations

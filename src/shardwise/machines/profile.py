@@ -30,7 +30,7 @@ HEAD_TABLE = "HEAD"
 
 
 class RateTable(Record):
-    """Effective rates of one device for one quantization under one library build (DESIGN 3.7).
+    """Effective rates of one device for one quantization under one library build (ADR 0002).
 
     `timings` are the best evidence there is: one real layer of `timing_layer_bytes` bytes through the real backend.
     A table named `KV_F16` (KV_Q8_0, ...) holds the rate at which decode reads the KV cache of that type; `HEAD` the final

@@ -2,7 +2,7 @@
 
 In: model, device, the shape of a step. Out: seconds. Roofline (Williams, Waterman, Patterson 2009): a layer takes
 `fixed + max(flops / compute, (weights touched + KV read) / bandwidth)`, per quantization, because rates differ by
-quantization (DESIGN 3.7). Nothing here fails.
+quantization (ADR 0002). Nothing here fails.
 """
 
 from __future__ import annotations

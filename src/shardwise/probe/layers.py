@@ -1,4 +1,4 @@
-"""One real layer through the real backend: rates per quantization, the heart of a profile (DESIGN 3.7).
+"""One real layer through the real backend: rates per quantization, the heart of a profile (ADR 0002).
 
 Slices (synthetic, or cut from the user's own model) flow into a process each; timings come back and become a
 `RateTable`. **Fails with** `StageLoadFailed` (the backend does not run here, with its last words) or `ReplyTimeout`.

@@ -13,7 +13,7 @@ The order is by predicted stall, cheapest first, and every action is tried once 
 6. give_up      `SessionLost`, with what was tried
 
 Grades: *exact* gives the same bits as an undisturbed run, at the lost stage's compute speed; *fast* feeds everything in large
-chunks, which moves logits (DESIGN 3.2). `auto` is exact while its predicted stall is acceptable.
+chunks, which moves logits (ADR 0080). `auto` is exact while its predicted stall is acceptable.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The build links OpenBLAS from the PyPI package `scipy-openblas32`, which lives elsewhere in site-packages; it is loaded
 first so that the dynamic linker finds it by its name. BLAS helps some quantizations in prefill and slows others
-(DESIGN 3.7, docs/adr/0002-llama-build.md), so a process that serves one of the latter unloads ggml's BLAS backend.
+(docs/adr/0002-llama-build.md), so a process that serves one of the latter unloads ggml's BLAS backend.
 
 Fails with `StageLoadFailed` where the library cannot be loaded.
 """
