@@ -12,7 +12,7 @@ from shardwise.cli.common import output
 def doctor(
     every: Annotated[bool, typer.Option("--all/--problems", help="Also what is fine, or problems only.")] = True,
 ) -> None:
-    """What on this machine would stop shardwise, and the cure."""
+    """What on this machine would stop shardwise, and the cure. Exit status 5 if anything would."""
     from shardwise.probe.doctor import examine, gather
     from shardwise.records import plain
     from shardwise.shards.cache_folder import default_cache

@@ -19,6 +19,7 @@ from shardwise.cli.common import Output, StderrHandler, output, set_output, take
 from shardwise.cli.registry import register
 from shardwise.errors import ShardwiseError, UsageError
 
+INTERRUPTED = 130
 app = typer.Typer(
     name="shardwise",
     no_args_is_help=True,
@@ -61,6 +62,13 @@ def _report(error: ShardwiseError) -> int:
     return error.exit_code
 
 
+def _interrupted(out: Output) -> int:
+    if out.json:
+        out.document({"error": {"type": "Interrupted", "message": "interrupted", "hint": ""}})
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
 def run(arguments: list[str]) -> int:
     """Run one command line; returns the exit status."""
     rest, out = take_global_flags(arguments)
@@ -71,19 +79,17 @@ def run(arguments: list[str]) -> int:
         status = app(rest, standalone_mode=False, prog_name="shardwise")
     except ShardwiseError as error:
         return _report(error)
-    except typer.Abort:  # Typer makes it of KeyboardInterrupt
-        print("interrupted", file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted(out)
     except _PARSER_ERROR as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else ""
         return _report(UsageError(error.format_message(), where=where, hint="see --help"))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of stdout has gone: nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    if status == INTERRUPTED:  # Typer makes it of KeyboardInterrupt
+        return _interrupted(out)
     return status if isinstance(status, int) else 0
 
 
