@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -95,6 +96,8 @@ def run(arguments: list[str]) -> int:
 
 def main() -> Any:
     """Entry point of the `shardwise` program."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -16,13 +16,16 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from shardwise.errors import StageLoadFailed
 from shardwise.partial_import import import_alone
 
+T = TypeVar("T")
 # Where dequantizing to f32 for a BLAS product beats ggml's own kernels (prefill of 512, one thread; ADR 0002).
 BLAS_HELPS = frozenset({"Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "Q8_0", "IQ4_XS", "IQ3_S"})
 GGML_MAX_NAME = 64  # bytes of a tensor's name, ggml.h
@@ -82,8 +85,20 @@ def load() -> Any:
 
     api.llama_log_set(on_log, None)
     _kept_alive.append(on_log)  # llama.cpp holds only the address
-    api.llama_backend_init()
+    interruptible(api.llama_backend_init)
     return api
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """Make a call during which llama.cpp logs, so that Ctrl-C is not lost.
+
+    The main thread gets interrupts; one that came while it was in a callback of C would be printed and forgotten. Another
+    thread therefore makes the call, and the main one waits.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    with ThreadPoolExecutor(1, thread_name_prefix="llama") as pool:
+        return pool.submit(call).result()
 
 
 def take_log() -> str:

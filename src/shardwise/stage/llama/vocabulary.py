@@ -22,7 +22,7 @@ class Vocabulary:
         api = library.load()
         params = api.llama_model_default_params()
         params.vocab_only = True
-        model = api.llama_model_load_from_file(path.encode(), params)
+        model = library.interruptible(lambda: api.llama_model_load_from_file(path.encode(), params))
         if not model:
             raise StageLoadFailed(f"llama.cpp cannot read the tokenizer: {library.take_log()}", where=path)
         weakref.finalize(self, api.llama_model_free, model).atexit = False
