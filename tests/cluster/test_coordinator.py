@@ -212,6 +212,19 @@ def test_a_revoked_node_is_out_at_once_and_the_token_changes(desk: Desk) -> None
         desk.mind.handle(RevokeRequest(name="nas"), desk.keys.public)
 
 
+def test_the_coordinator_can_neither_be_banned_nor_leave(desk: Desk) -> None:
+    """Its key may do everything afterwards, and nobody else notices: the token stays."""
+    desk.allowed.allow(desk.keys.public, "desk")
+    requests = (RevokeRequest(name="desk"), RevokeRequest(name=desk.keys.public), Goodbye(asleep=False))
+    for request in requests:
+        with pytest.raises(UsageError, match="the coordinator cannot") as caught:
+            desk.mind.handle(request, desk.keys.public)
+        assert caught.value.exit_code == 2
+    assert desk.written == []
+    assert desk.allowed.permits(desk.keys.public)
+    assert isinstance(desk.mind.handle(ListRequest(), desk.keys.public), NodeList)
+
+
 def test_a_new_coordinator_process_takes_its_nodes_back(desk: Desk, tmp_path: Path) -> None:
     nas = NodeKeys.generate()
     desk.join(nas)

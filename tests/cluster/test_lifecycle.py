@@ -60,10 +60,13 @@ def test_up_again_only_invites_again(home: Hosts) -> None:
         ("pi", ["nodes"], 2, "this machine is in no cluster"),
         ("pi", ["up", "--interface", "eth99"], 2, "no usable interface or address 'eth99'"),
         ("desk", ["revoke", "attic"], 2, "no node 'attic'"),
+        ("desk", ["revoke", "desk"], 2, "the coordinator cannot be banned"),
     ],
 )
 def test_bad_commands_say_why(home: Hosts, host: str, command: list[str], code: int, words: str) -> None:
     assert words in home.run(host, "cluster", *command, code=code)["error"]["message"]
+    if host != "pi":
+        assert home.states(host) == {"desk": "ready", "nas": "ready"}  # and nothing has changed
 
 
 def test_a_line_that_was_changed_is_refused_and_leaves_nothing_behind(home: Hosts) -> None:

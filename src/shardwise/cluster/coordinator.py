@@ -102,6 +102,8 @@ class Coordinator:
                 return self._beat(request, sender)
             case Goodbye():
                 identity = self._node(sender)
+                if not request.asleep:
+                    self._require_other(sender, "leave")
                 self._apply(SleepAnnounced(identity=identity) if request.asleep else Left(identity=identity))
                 if not request.asleep:
                     self._allowed.remove(sender)
@@ -234,6 +236,7 @@ class Coordinator:
 
     def _revoke(self, name: str, sender: str) -> Reply:
         self._owner(sender)
+        self._require_other(name, "revoke")
         for entry in self._allowed.revoke(name):
             self.membership = forget(self.membership, fingerprint(entry.public))
         self.cluster = replace(self.cluster, ray_token=secrets.token_hex(32))  # the old one is known to who left
@@ -261,6 +264,14 @@ class Coordinator:
         if sender != self.card.public:
             raise AuthenticationFailed(
                 "only the machine that the cluster was made on may do this", where="control", hint="run the command there"
+            )
+
+    def _require_other(self, key_or_name: str, command: str) -> None:
+        """Without the coordinator's own key nothing would be left but to end the cluster."""
+        if key_or_name in (self.card.public, self.card.name, self._member(self._identity).name):
+            done = "be banned from" if command == "revoke" else "leave"
+            raise UsageError(
+                f"the coordinator cannot {done} its own cluster", where=f"cluster {command}", hint="'shardwise cluster down' ends it"
             )
 
     def _member(self, identity: str) -> Member:
