@@ -116,6 +116,8 @@ LIES: dict[str, tuple[Change, str]] = {
     "heads as numbers with a point": (_key("llama.attention.head_count", ARRAY, (F32, [2.0, 2.0])), "holds no integers"),
     "heads for too few layers": (_key("llama.attention.head_count", ARRAY, (U32, [2])), "one a layer"),
     "negative heads": (_key("llama.attention.head_count", ARRAY, (I32, [2, -2])), "one a layer"),
+    "more tokens than rows": (_key("tokenizer.ggml.tokens", ARRAY, (STRING, ["a"] * 999)), "the tokenizer has 999 tokens"),
+    "fewer tokens than rows": (_key("tokenizer.ggml.tokens", ARRAY, (STRING, ["a"])), "the tokenizer has 1 tokens"),
     "no embedding": (_tensor(0, name="token_bmed.weight"), "'token_embd.weight' is missing"),
     "more predicted layers than layers": (_key("llama.nextn_predict_layers", U32, 2), "multi-token prediction"),
     "a part of a split model": (_key("split.count", U32, 3), "has 3 parts, but there are 1"),

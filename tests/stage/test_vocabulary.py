@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,23 @@ def test_where_the_size_is_unknown_the_model_is_loaded_with_it(last: StageFiles)
     with closing(LlamaCppBackend(replace(last, vocab_size=0), SETTINGS)) as backend:
         assert backend.vocab_size == vocab_size()
         assert kind_of(backend) != library.load().LLAMA_VOCAB_TYPE_NONE
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "a folder"])
+def test_the_vocabulary_is_of_the_file_that_was_loaded(how: str, last: StageFiles, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(last.weights, tmp_path / "slice.gguf"))
+    with closing(LlamaCppBackend(replace(last, weights=str(copy)), SETTINGS)) as backend:
+        copy.unlink()
+        if how == "replaced":
+            copy.write_bytes(b"GGUF" + bytes(1000))
+        elif how == "a folder":
+            copy.mkdir()
+        assert texts(backend.vocabulary.handle) == texts(Vocabulary(last.weights).handle)
+
+
+def test_a_file_that_is_gone_is_one_line(last: StageFiles, tmp_path: Path) -> None:
+    with pytest.raises(StageLoadFailed, match="No such file"):
+        LlamaCppBackend(replace(last, weights=str(tmp_path / "none.gguf")), SETTINGS)
 
 
 @pytest.mark.parametrize("size", [1, vocab_size() - 1, vocab_size() + 1])

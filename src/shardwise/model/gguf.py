@@ -156,6 +156,10 @@ def _embedding_shape(header: GgufHeader, groups: _Groups, facts: LayerFacts) -> 
     if table.shape[0] != facts.hidden_size:
         message = f"embedding_length is {facts.hidden_size}, but 'token_embd.weight' has the shape {list(table.shape)}"
         raise header.complaint(message)
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if tokens is not None and isinstance(tokens.value, GgufArray) and tokens.value.num_elements != table.shape[1]:
+        message = f"the tokenizer has {tokens.value.num_elements} tokens, but 'token_embd.weight' has {table.shape[1]} rows"
+        raise header.complaint(message)
     return table.shape
 
 

@@ -25,7 +25,7 @@ from shardwise.stage.llama import library
 from shardwise.stage.llama.row_order import graph_order
 from shardwise.stage.llama.sampling import Sampler
 from shardwise.stage.llama.tap import LayerTap
-from shardwise.stage.llama.vocabulary import Vocabulary, leave_out_vocabulary
+from shardwise.stage.llama.vocabulary import OpenFile, Vocabulary, leave_out_vocabulary
 from shardwise.stage.settings import BackendSettings
 from shardwise.transport.messages import SamplingSettings
 
@@ -47,9 +47,11 @@ class LlamaCppBackend:
         library.take_log()
         library.take_buffers()
         self._embedding = self._load_embedding(files.embedding) if files.embedding else None
+        self._weights_file = OpenFile(files.weights)
         self._model = self._load_model()
         self._tap = self._make_tap(files)
         self._context = self._make_context()
+        library.take_log()  # warnings of loading belong to no later error
         self._memory = self._api.llama_get_memory(self._context)
         self._hidden = int(self._api.llama_model_n_embd(self._model))
         own_vocab = self._api.llama_model_get_vocab(self._model)  # of a size only, where `files` told it
@@ -152,8 +154,13 @@ class LlamaCppBackend:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """With all texts; last stage only. Read when it is first asked for."""
-        return Vocabulary(self.files.weights)
+        """With all texts; last stage only. Read when it is first asked for; `StageLoadFailed` where it is not the weights'."""
+        found = Vocabulary(self._weights_file.name)
+        if found.num_tokens != self.vocab_size:
+            raise StageLoadFailed(
+                f"the tokenizer has {found.num_tokens} tokens, the head {self.vocab_size} rows", where=self.files.weights
+            )
+        return found
 
     @property
     def known_vocab_size(self) -> int:
@@ -246,4 +253,5 @@ class LlamaCppBackend:
             self._api.llama_free(self._context)
             self._api.llama_model_free(self._model)
             self._context = self._model = None
+            self._weights_file.close()
             gc.collect()
