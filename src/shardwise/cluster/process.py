@@ -19,6 +19,7 @@ from shardwise.clock import SystemClock
 from shardwise.cluster.engine import LOG_LINE_CHARS, LOG_LINES, WorkerSpec, WorkerStatus
 from shardwise.cluster.scheduling import UNKNOWN, Scheduling, scheduling_of
 from shardwise.cluster.spawn import Process, spawn
+from shardwise.errors import StageLoadFailed
 from shardwise.memory import resident_bytes
 
 _KILL_WAIT_S = 10.0
@@ -45,10 +46,15 @@ class WorkerProcess:
         assert self._process.stderr is not None
         self._stdin: IO[bytes] = self._process.stdin
         self._pump = threading.Thread(target=self._read_log, args=(self._process.stderr,), name=f"log-{spec.name}", daemon=True)
-        self._pump.start()
         self._feeder: threading.Thread | None = None
-        if process is None:
-            self.become(spec, node=node)
+        try:
+            self._pump.start()
+            if process is None:
+                self.become(spec, node=node)
+        except RuntimeError as error:  # no further thread
+            self._process.kill()
+            self._process.wait(timeout=_KILL_WAIT_S)
+            raise StageLoadFailed(f"cannot watch worker {spec.name}: {error}", where="this process") from error
 
     def become(self, spec: WorkerSpec, *, node: str) -> None:
         """Give a waiting process its configuration; `can_become` said that it is the right one."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
+from typing import Any
 
 from shardwise.errors import StageLoadFailed
 
@@ -29,16 +32,38 @@ _KILL_WAIT_S = 10.0
 Process = subprocess.Popen[bytes]
 
 
+class _Spawner:
+    """A thread that starts children, and lives as long as the process: an executor's ends with the main thread."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Process], Future[Process]]] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="worker-spawner", daemon=True).start()
+
+    def start(self, start: Callable[[], Process]) -> Process:
+        future: Future[Process] = Future()
+        self._jobs.put((start, future))
+        return future.result()
+
+    def _serve(self) -> None:
+        while True:
+            start, future = self._jobs.get()
+            try:
+                future.set_result(start())
+            except Exception as error:  # noqa: BLE001  # it is the caller's
+                future.set_exception(error)
+            del start, future
+
+
 @functools.cache
-def _spawner(pid: int) -> ThreadPoolExecutor:
-    """One starting thread a process (a fork must not inherit its parent's)."""
+def _spawner(pid: int) -> _Spawner:
+    """One a process (a fork must not inherit its parent's)."""
     del pid
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker-spawner")
+    return _Spawner()
 
 
 def start_child(start: Callable[[], Process]) -> Process:
     """Fork in the thread that lives as long as this process."""
-    return _spawner(os.getpid()).submit(start).result()
+    return _spawner(os.getpid()).start(start)
 
 
 def spawn(
@@ -49,12 +74,16 @@ def spawn(
     variables = DEFAULTS | inherited | dict(environment or {})
     command = [*prefix, sys.executable, "-m", "shardwise.cluster.child", module]
     pipe = subprocess.PIPE
+    # A group of its own: a terminal's Ctrl-C is the driver's to handle, and would reach a worker before it could ignore it.
+    more: dict[str, Any] = {} if os.name == "nt" else {"process_group": 0}
     try:
-        return start_child(lambda: Process(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, env=variables))
+        return start_child(lambda: Process(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, env=variables, **more))
     except OSError as error:
         raise StageLoadFailed(
             f"cannot start worker {name}: {error.strerror or error}", where=" ".join(command[:6]), hint="is it installed?"
         ) from error
+    except RuntimeError as error:  # no further thread, for example
+        raise StageLoadFailed(f"cannot start worker {name}: {error}", where="this process") from error
 
 
 class Ahead:
