@@ -4,7 +4,8 @@
 
 **Promises:** a connection that has no whole request head `HEAD_TIMEOUT_S` after its beginning, or after the head's first byte,
 is closed; a head of more than `MAX_HEAD_BYTES` gets 431; a client that takes nothing of its answer for `STALL_TIMEOUT_S` is
-cut off, and its generation with it; there are at most `MAX_CONNECTIONS`. **Called by** uvicorn (`run`).
+cut off, and its generation with it; who hangs up ends the request that runs, and those that wait behind it never begin; at
+most `MAX_WAITING` wait (one more ends the connection); there are at most `MAX_CONNECTIONS`. **Called by** uvicorn (`run`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from shardwise.server.line import Line, SharedTransport
 
@@ -20,6 +21,7 @@ HEAD_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0
 MAX_HEAD_BYTES = 64 * 1024
 MAX_CONNECTIONS = 4000
+MAX_WAITING = 16  # requests behind the one that runs, on one connection
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -32,6 +34,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._unanswered: list[RequestResponseCycle] = []  # uvicorn's `cycle` is the newest, which may only wait
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(SharedTransport(transport, self.loop))  # type: ignore[arg-type]
@@ -45,6 +48,10 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in (self._head_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
+        self.pipeline.clear()
+        for cycle in self._unanswered:
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     @property
@@ -66,8 +73,13 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        if len(self.pipeline) >= MAX_WAITING:
+            self.transport.abort()
+            raise ConnectionAbortedError("too many requests at once")  # ends the parsing of what came with it
         super().on_headers_complete()
         if self.cycle is not None:
+            self._unanswered = [one for one in self._unanswered if not one.response_complete] + [self.cycle]
+            self.flow.resume_reading()  # uvicorn does not read while one waits: a hang-up would not be seen
             self.scope["shardwise.line"] = Line(self._shared, self.cycle, self.flow)  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
