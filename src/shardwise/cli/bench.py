@@ -49,7 +49,7 @@ def run(
         peer_scripts=peers,
         quiet=output().quiet,
     )
-    output().document(done.summary) if output().json else output().show(done.text)
+    output().document(done.summary) if output().json else output().plain(done.text)
 
 
 @app.command("report", help="Write report.html, report.md and trace.json from a result.")
@@ -163,4 +163,4 @@ def _show(document: Any, text: str) -> None:
     if output().json:
         output().document(document)
     else:
-        output().show(text)
+        output().plain(text)

@@ -89,7 +89,7 @@ def join(
     if output().json:
         output().document({"cluster": cluster.cluster_name, "cluster_id": cluster.cluster_id, "name": cluster.name})
     else:
-        output().show(f"joined '{cluster.cluster_name}' as '{cluster.name}'")
+        output().plain(f"joined '{cluster.cluster_name}' as '{cluster.name}'")
 
 
 def _propose(interface: str) -> None:
@@ -116,7 +116,7 @@ def find(
         output().document([plain(cluster) for cluster in found])
         return
     for cluster in found:
-        output().show(f"{cluster.name}  on {cluster.coordinator}  {', '.join(cluster.addresses)}  id {cluster.cluster_id}")
+        output().plain(f"{cluster.name}  on {cluster.coordinator}  {', '.join(cluster.addresses)}  id {cluster.cluster_id}")
     if not found:
         output().note("no cluster announces itself here")
 
@@ -154,7 +154,7 @@ def _show_nodes(listing: Any) -> None:
         heard = f"{format_duration(shown.silent_s)} ago"
         cells = (format_bytes(card.memory_bytes), str(card.num_cores), heard, "; ".join(notes))
         table.add_row(member.name, str(member.state), card.address, *cells)
-    output().show(table)
+    output().plain(table)
 
 
 @app.command("leave", help="Take this machine out of the cluster.")
@@ -174,7 +174,7 @@ def leave(
     if output().json:
         output().document({"left": True, "workers_ended": left})
     else:
-        output().show("left the cluster" + (f"; {left} workers were still here and were ended" if left else ""))
+        output().plain("left the cluster" + (f"; {left} workers were still here and were ended" if left else ""))
 
 
 @app.command("drain", help="Give a node nothing new.")
@@ -236,7 +236,7 @@ def recipe(name: Annotated[str, typer.Argument(help="Which one; without a name t
         output().document([plain(entry) for entry in RECIPES])
     else:
         for entry in RECIPES:
-            output().show(f"{entry.name:14} {entry.use}")
+            output().plain(f"{entry.name:14} {entry.use}")
 
 
 @app.command("propose", help="Would another plan be better now, by how much, and what would have to move?")
@@ -253,7 +253,7 @@ def propose(
     if output().json:
         output().document(plain(found))
         return
-    output().show(found.message)
+    output().plain(found.message)
     for transfer in found.transfers:
         ranges = ", ".join(f"{start}-{end - 1}" for start, end in transfer.layers)
-        output().show(f"  {transfer.node} would get layers {ranges}")
+        output().plain(f"  {transfer.node} would get layers {ranges}")

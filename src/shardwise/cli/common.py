@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,24 @@ class StderrHandler(logging.Handler):
             self.handleError(record)
 
 
+def fill_streams() -> None:
+    """A standard stream that was closed before the start (`>&-`) is the null device: the program goes on, as a daemon does.
+
+    Under its own number: else the next socket would get it, and whatever a library prints would go there.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is not None:
+            continue
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(null, number)
+        if null != number:
+            os.close(null)
+        setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  for as long as the program runs
+
+
 @dataclass
 class Output:
     """The global flags and the two streams."""
@@ -37,8 +56,9 @@ class Output:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        self.stdout = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
-        self.stderr = Console(file=sys.stderr, highlight=False, stderr=True)
+        fill_streams()
+        self.stdout = Console(file=sys.stdout, highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+        self.stderr = Console(file=sys.stderr, highlight=False, emoji=False, stderr=True)
 
     def document(self, value: Any) -> None:
         """Print the JSON document."""
@@ -47,29 +67,41 @@ class Output:
         sys.stdout.flush()
 
     def show(self, renderable: Any = "") -> None:
-        """Something for people, on stdout; nothing with `--json`."""
+        """Something for people in Rich's markup, on stdout; nothing with `--json`. What is data in it must be escaped."""
         if not self.json:
             self.stdout.print(renderable)
 
-    def note(self, text: str) -> None:
-        """A line about what is going on, on stderr."""
+    def plain(self, renderable: Any) -> None:
+        """The same without markup: names, errors and data come out as they are, `[ray]` too."""
+        if not self.json:
+            self.stdout.print(renderable, markup=False)
+
+    def note(self, renderable: Any) -> None:
+        """What is going on, on stderr, without markup."""
         if not self.quiet:
-            self.stderr.print(text)
+            self.stderr.print(renderable, markup=False)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[str, float], None]]:
-        """A progress bar on stderr: call with (what, share done)."""
+        """A progress bar on stderr, one for all steps: call with (what is done now, share done)."""
         if self.quiet or not self.stderr.is_terminal:
             yield lambda what, share: None
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=self.stderr, transient=True) as bar:
-            tasks: dict[str, Any] = {}
+            task, before = bar.add_task("starting", total=1.0), 0.0
 
             def update(what: str, share: float) -> None:
-                if what not in tasks:
-                    tasks[what] = bar.add_task(what, total=1.0)
-                bar.update(tasks[what], completed=share)
+                nonlocal before
+                if share < before:  # another step begins, and the time of the last one says nothing about it
+                    bar.reset(task, total=1.0)
+                before = share
+                bar.update(task, description=what, completed=share)
 
             yield update
 

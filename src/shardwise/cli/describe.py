@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from shardwise.cli.common import Output, output
@@ -54,11 +53,11 @@ def describe(
     if out.json:
         out.document(describe_as_data(description))
         return
-    out.show(_summary(description, kv_type))
-    out.show(_layer_table(description, kv_type))
+    out.plain(_summary(description, kv_type))
+    out.plain(_layer_table(description, kv_type))
     if tensors:
-        out.show(_tensor_table(description))
-    out.show(_split_table(description))
+        out.plain(_tensor_table(description))
+    out.plain(_split_table(description))
 
 
 def _show_tensor_parallel(model: str, split: str) -> None:
@@ -76,7 +75,7 @@ def _show_tensor_parallel(model: str, split: str) -> None:
         out.document(report.as_dict())
         return
     for line in report.lines():
-        out.show(line)
+        out.plain(line)
 
 
 def _show_presets(out: Output) -> None:
@@ -88,7 +87,7 @@ def _show_presets(out: Output) -> None:
     table = Table("preset", "model", "weights", "unless you say", box=None, pad_edge=False)
     for preset in known:
         table.add_row(preset.name, preset.title, format_count(preset.num_params), preset.quantization)
-    out.show(table)
+    out.plain(table)
 
 
 def format_count(value: float) -> str:
@@ -106,7 +105,7 @@ def _summary(model: ModelDescription, kv_type: str) -> Table:
     active, total = active_params(model), model.num_params
     sparse = any(layer.experts for layer in model.layers)
     params = f"{format_count(total)}" + (f", of which a token meets {format_count(active)}" if sparse else "")
-    table.add_row("model", escape(f"{model.name} ({model.architecture}, {model.quantization})"))
+    table.add_row("model", f"{model.name} ({model.architecture}, {model.quantization})")
     table.add_row("weights", f"{params}; {format_bytes(model.weight_bytes)}" + _parts(model))
     table.add_row("layers", f"{model.num_layers} of width {model.hidden_size}, {model.num_heads} heads")
     table.add_row(
@@ -120,7 +119,7 @@ def _summary(model: ModelDescription, kv_type: str) -> Table:
     )
     table.add_row("KV cache", _kv_text(model, kv_type))
     table.add_row("context", f"{model.context_length} tokens")
-    table.add_row("tokenizer", escape(_tokenizer_text(model)))
+    table.add_row("tokenizer", _tokenizer_text(model))
     if model.revision_digest:
         table.add_row("revision", model.revision_digest)
     return table
@@ -193,9 +192,7 @@ def _keeps(layer: LayerDescription) -> str:
 def _tensor_table(model: ModelDescription) -> Table:
     table = Table("tensor", "shape", "quantization", "bytes", title="Tensors", title_justify="left")
     for tensor in model.all_tensors():
-        table.add_row(
-            escape(tensor.name), " x ".join(map(str, tensor.shape)), tensor.quantization, format_bytes(tensor.num_bytes)
-        )
+        table.add_row(tensor.name, " x ".join(map(str, tensor.shape)), tensor.quantization, format_bytes(tensor.num_bytes))
     return table
 
 

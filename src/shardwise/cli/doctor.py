@@ -26,8 +26,8 @@ def doctor(
         marks = {"good": "ok  ", "warning": "warn", "bad": "BAD "}
         for finding in findings:
             if every or finding.level != "good":
-                output().show(f"{marks[finding.level]}  {finding.check:11} {finding.message}")
+                output().plain(f"{marks[finding.level]}  {finding.check:11} {finding.message}")
                 if finding.cure:
-                    output().show(f"      {'':11} -> {finding.cure}")
+                    output().plain(f"      {'':11} -> {finding.cure}")
     if bad:
         raise typer.Exit(5)

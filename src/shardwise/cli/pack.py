@@ -71,6 +71,6 @@ def pack(
         return
     for stage in manifest.stages:
         names = ", ".join(f"{file.name} ({format_bytes(file.num_bytes)})" for file in stage.files)
-        shown.show(f"layers {stage.start}-{stage.end - 1}: {names}")
+        shown.plain(f"layers {stage.start}-{stage.end - 1}: {names}")
     rate = format_rate(num_bytes / took_s) if took_s > 0 else ""
-    shown.show(f"{format_bytes(num_bytes)} in {format_duration(took_s)} ({rate}); manifest {manifest.digest}")
+    shown.plain(f"{format_bytes(num_bytes)} in {format_duration(took_s)} ({rate}); manifest {manifest.digest}")

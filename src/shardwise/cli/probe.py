@@ -65,19 +65,19 @@ def _show(report: Any) -> None:
     for node in report.nodes:
         profile = node.profile
         disk = f", disk {format_rate(profile.disk_bytes_per_s.value)}" if profile.disk_bytes_per_s else ""
-        output().show(
+        output().plain(
             f"{profile.name}: {format_bytes(profile.memory_bytes)} for a model, memory "
             f"{format_rate(profile.memory_bytes_per_s.value)}, {format_compute(profile.compute_flops_per_s.value)}{disk}, "
             f"{profile.num_cores} cores (backend on {node.threads}), {format_duration(node.took_s)}"
         )
         for device, rates in [("cpu", profile.rates), *((d.name, d.rates) for d in profile.devices)]:
             for rate in rates:
-                output().show(
+                output().plain(
                     f"  {device} {rate.quantization:8} decode reads {format_rate(rate.weight_bytes_per_s.value)}, "
                     f"prefill {format_compute(rate.compute_flops_per_s.value)}  ({rate.library})"
                 )
         for note in node.notes:
-            output().show(f"  note: {note}")
+            output().plain(f"  note: {note}")
     if report.links:
         table = Table(title="Links", title_justify="left")
         for heading in ("from", "to", "kind", "rate", "latency", "jitter p95", "round trip p50/p95/p99", "under load p95"):
@@ -90,6 +90,6 @@ def _show(report: Any) -> None:
             rate = format_rate(profile.bytes_per_s.value, bits=True)
             latency = format_duration(profile.latency_s.value)
             table.add_row(profile.source, profile.target, profile.kind, rate, latency, jitter, trips, loaded)
-        output().show(table)
+        output().plain(table)
     for failure in report.failed:
         output().note(f"not measured: {failure}")

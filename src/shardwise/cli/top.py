@@ -22,6 +22,6 @@ def top(
     if output().json:
         output().document(view.fetch_picture(url, api_key))
     elif once:
-        output().show(view.draw(view.fetch_picture(url, api_key)))
+        output().plain(view.draw(view.fetch_picture(url, api_key)))
     else:
         view.watch(url, api_key, SystemClock(), output().stdout, interval_s=interval)

@@ -26,7 +26,7 @@ def verify(
     with shown.progress() as update:
         found = verify_dir(directory, expected=digest, progress=lambda done, total: update("verifying", done / max(total, 1)))
     for mismatch in found:
-        shown.show(mismatch.sentence())
+        shown.plain(mismatch.sentence())
     require_whole(found, directory, mismatches=[plain(mismatch) for mismatch in found])
     manifest = load_manifest(directory)
     files = {file.name: file.num_bytes for stage in manifest.stages for file in stage.files}
@@ -36,4 +36,4 @@ def verify(
             {"whole": True, "manifest_digest": manifest.digest, "files": len(files), "bytes": num_bytes, "duration_s": took_s}
         )
         return
-    shown.show(f"whole: {len(files)} files, {format_bytes(num_bytes)} in {format_duration(took_s)}; manifest {manifest.digest}")
+    shown.plain(f"whole: {len(files)} files, {format_bytes(num_bytes)} in {format_duration(took_s)}; manifest {manifest.digest}")
