@@ -18,6 +18,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+_STREAMS = ("stdin", "stdout", "stderr")
+
 
 class StderrHandler(logging.Handler):
     """Writes to whatever standard error is at that moment; one that is broken harms nobody."""
@@ -34,17 +36,19 @@ def fill_streams() -> None:
 
     Under its own number: else the next socket would get it, and whatever a library prints would go there.
     """
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is not None:
-            continue
+    missing = [number for number, name in enumerate(_STREAMS) if getattr(sys, name) is None]
+    for number in missing:
         null = os.open(os.devnull, os.O_RDWR)
         try:
             os.fstat(number)
         except OSError:
             os.dup2(null, number)
-        if null != number:
+        if null == number:
+            os.set_inheritable(null, True)
+        else:
             os.close(null)
-        setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  for as long as the program runs
+    for number in missing:
+        setattr(sys, _STREAMS[number], open(os.devnull, "w" if number else "r"))  # noqa: SIM115  for as long as it runs
 
 
 @dataclass
