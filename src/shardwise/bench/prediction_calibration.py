@@ -16,7 +16,7 @@ from shardwise.bench.prediction_link import measure_link
 from shardwise.bench.prediction_runs import OUTPUT_TOKENS, RunFigures, Runs, short_runs
 from shardwise.bench.scenario import Scenario
 from shardwise.clock import SystemClock
-from shardwise.cluster.machine import usable_cores, usable_memory_bytes
+from shardwise.cluster.machine import usable_memory_bytes
 from shardwise.deploy.options import RunOptions, main_quantization
 from shardwise.machines.profile import ClusterProfile, LayerTiming, LinkProfile, Measurement, NodeProfile, RateTable
 from shardwise.model.description import ModelDescription
@@ -28,6 +28,7 @@ from shardwise.planner.predict import prefill_chunks
 from shardwise.planner.types import Plan, PlanRequest, Workload
 from shardwise.probe.for_model import ModelProbe, model_rates
 from shardwise.probe.link_task import LinkSettings
+from shardwise.processors import usable_cores
 from shardwise.records import Record, replace
 
 MACHINE = "this machine"

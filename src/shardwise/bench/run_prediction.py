@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.clock import SystemClock
-from shardwise.cluster.machine import usable_cores, usable_memory_bytes
+from shardwise.cluster.machine import usable_memory_bytes
 from shardwise.deploy.options import RunOptions, main_quantization
 from shardwise.deploy.predict import as_document, predict_run
 from shardwise.errors import ShardwiseError
 from shardwise.machines.profile import NodeProfile
 from shardwise.model.description import ModelDescription
 from shardwise.probe.for_model import ModelProbe, model_rates
+from shardwise.processors import usable_cores
 from shardwise.shards.cache_folder import default_cache
 
 PROBE_BUDGET_S, PROBE_TIMEOUT_S = 1.0, 8.0
@@ -45,7 +46,7 @@ def probe_layers(model: ModelDescription) -> int:
 def own_node(model: ModelDescription, options: RunOptions) -> NodeProfile:
     """This machine, with what it does with this model."""
     probe = ModelProbe(
-        threads=options.threads,
+        threads=options.threads_here(len(options.layer_counts(model))),
         budget_s=PROBE_BUDGET_S,
         layers=probe_layers(model),
         decode_rows=(1,),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from pathlib import Path
@@ -12,6 +11,7 @@ import psutil
 from shardwise.clock import Clock, SystemClock
 from shardwise.cluster.control import NodeCard
 from shardwise.cluster.versions import own_versions
+from shardwise.processors import usable_cores
 
 _RESERVE_BYTES = 512 * 2**20  # for the system and Ray's own processes
 _CGROUP = Path("/sys/fs/cgroup")
@@ -82,10 +82,3 @@ def _number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -239,7 +239,7 @@ def plan_request(model: ModelDescription, options: RunOptions, cluster: ClusterP
 
 def stage_costs(options: RunOptions) -> RuntimeCosts:
     """The planner's constants for these options."""
-    return replace(RuntimeCosts(), stage_threads=options.threads)
+    return replace(RuntimeCosts(), stage_threads=max(1, options.threads))
 
 
 def split_of(plan: Plan, infos: list[NodeInfo]) -> tuple[tuple[int, ...], list[Placement]]:

@@ -8,6 +8,7 @@ from shardwise.cluster.follow_policy import FollowPolicy
 from shardwise.errors import UsageError
 from shardwise.model.description import ModelDescription
 from shardwise.model.even_split import even_split
+from shardwise.processors import default_threads
 from shardwise.records import Record, replace
 from shardwise.session.checkpoints import CheckpointSettings
 from shardwise.session.recovery import RecoveryPolicy
@@ -42,7 +43,7 @@ class RunOptions(Record):
     chunk_tokens: int = 0  # 0 = by quantization
     kv_type: str = "f16"
     wire_dtype: str = "f32"
-    threads: int = 1
+    threads: int = 0  # of a stage; 0 = the cores of its machine but one, shared by the stages there (`processors`)
     gpu_layers: int = 0
     blas: str = "auto"
     deterministic: bool = False
@@ -85,7 +86,7 @@ class RunOptions(Record):
         for name, number, least in (
             ("ctx", self.context_tokens, 8),
             ("sessions", self.max_sessions, 1),
-            ("threads", self.threads, 1),
+            ("threads", self.threads, 0),
             ("checkpoint-every", self.checkpoint_every_tokens, 0),
         ):
             if number < least:
@@ -118,6 +119,10 @@ class RunOptions(Record):
         """How often KV is copied, and where to."""
         every = self.checkpoint_every_tokens or (CHECKPOINT_TOKENS if self.checkpoint_dir else 0)
         return CheckpointSettings(every_tokens=every, directory=self.checkpoint_dir)
+
+    def threads_here(self, num_stages: int) -> int:
+        """Of each of so many stages on this machine."""
+        return self.threads or default_threads(num_stages)
 
     def cache(self) -> Path:
         """Where slices are kept."""

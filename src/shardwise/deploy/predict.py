@@ -41,7 +41,7 @@ def predict_run(
     )
     shared = replace(node, machine=node.machine or node.name)
     request = PlanRequest(model=model, cluster=ClusterProfile(nodes=(shared,)), workload=workload)
-    cost = CostModel(request, replace(costs, stage_threads=options.threads))
+    cost = CostModel(request, replace(costs, stage_threads=options.threads_here(len(options.layer_counts(model)))))
     stages, start = [], 0
     for count in options.layer_counts(model):
         stages.append(cost.whole_stage(cost.unit(node.name, "cpu"), start, start + count, sessions=options.max_sessions))

@@ -185,7 +185,7 @@ def _worker_configs(
             num_stages=len(orders),
             order=order,
             main_quantization=quantization,
-            settings=backend,
+            settings=replace(backend, stages_here=sum(other.host == place.host for other in places)),
             hello=replace(driver.hello, stage=index, node=place.node),
             wire_dtype=options.wire_dtype,
             deterministic=options.deterministic,

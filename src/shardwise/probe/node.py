@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardwise.clock import Clock
-from shardwise.cluster.machine import usable_cores, usable_memory_bytes
+from shardwise.cluster.machine import usable_memory_bytes
 from shardwise.errors import ShardwiseError
 from shardwise.machines.profile import DeviceProfile, Measurement, NodeProfile, RateTable
 from shardwise.machines.profile_cache import ProfileCache, RateKey
@@ -23,6 +23,7 @@ from shardwise.probe.devices import Accelerator, list_accelerators
 from shardwise.probe.folders import resolved
 from shardwise.probe.plausible import Ceilings, why_impossible
 from shardwise.probe.statistics import measurement
+from shardwise.processors import default_threads, usable_cores
 from shardwise.records import Record, replace
 from shardwise.stage.llama import library
 
@@ -38,7 +39,7 @@ class NodeSettings(Record):
 
     name: str
     quick: bool = False
-    threads: int = 0  # of the backend; 0 = all usable cores
+    threads: int = 0  # of the backend; 0 = as many as a stage would take
     quantizations: tuple[str, ...] = ()  # () = the usual ones
     model: str = ""  # also real layers of this one
     memory_bytes: int = 0  # 0 = as measured
@@ -48,7 +49,7 @@ class NodeSettings(Record):
 
     @property
     def num_threads(self) -> int:
-        return self.threads or usable_cores()
+        return self.threads or default_threads()
 
     def chosen_quantizations(self) -> tuple[str, ...]:
         return self.quantizations or (QUICK_QUANTIZATIONS if self.quick else QUANTIZATIONS)

@@ -14,7 +14,8 @@ class BackendSettings(Record):
     max_sessions: int = 4
     chunk_tokens: int = 64  # most rows of one prefill chunk
     kv_type: str = "f16"  # f16 | q8_0
-    threads: int = 1
+    threads: int = 1  # 0 = the cores of this machine but one, shared by `stages_here`
+    stages_here: int = 1  # of the deployment, on this machine
     gpu_layers: int = 0
     blas: str = "auto"  # auto (by quantization) | on | off
     use_mmap: bool = True

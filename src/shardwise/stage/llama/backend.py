@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwise.errors import ContextFull, RemoteFailure, StageLoadFailed, StageOutOfMemory
 from shardwise.memory import available_bytes
+from shardwise.processors import default_threads
 from shardwise.shards.stage_paths import StageFiles
 from shardwise.stage.backend import BatchSegment, Floats, MemoryFigures, StageOutput, Tokens
 from shardwise.stage.llama import library
@@ -95,7 +96,7 @@ class LlamaCppBackend:
         params.n_ctx = settings.context_tokens * settings.max_sessions
         params.n_seq_max = settings.max_sessions
         params.n_batch = params.n_ubatch = max(settings.chunk_tokens, settings.max_sessions)
-        params.n_threads = params.n_threads_batch = settings.threads
+        params.n_threads = params.n_threads_batch = settings.threads or default_threads(settings.stages_here)
         params.type_k = params.type_v = KV_TYPES[settings.kv_type]
         params.kv_unified = False
         params.no_perf = True

@@ -36,20 +36,21 @@ _buffers: dict[str, int] = {}
 _kept_alive: list[Any] = []
 
 
-@contextlib.contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """While OpenBLAS is loaded: it starts a thread for every core, each of which waits busily for 50-80 ms of processor.
+# OpenBLAS reads these when it is loaded. It would start a thread for every core, each of which waits busily for 50-80 ms:
+# ggml says before each product how many it wants, and they are started then. Between products they would wait busily for 2^26
+# cycles, on the cores that ggml's own threads need: a prompt took 30 times as long with two threads.
+_OPENBLAS = {"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
 
-    ggml says before each product how many it wants, and they are started then.
-    """
-    if "OPENBLAS_NUM_THREADS" in os.environ:  # whoever set it has a reason
-        yield
-        return
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+@contextlib.contextmanager
+def _while_openblas_is_loaded() -> Iterator[None]:
+    added = {name: value for name, value in _OPENBLAS.items() if name not in os.environ}  # whoever sets one has a reason
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ["OPENBLAS_NUM_THREADS"]
+        for name in added:
+            del os.environ[name]
 
 
 def _preload_openblas() -> None:
@@ -60,7 +61,7 @@ def _preload_openblas() -> None:
         if file.suffix in {".so", ".dylib", ".dll"}:
             if sys.platform == "win32":
                 os.add_dll_directory(str(file.parent))
-            with _one_blas_thread():
+            with _while_openblas_is_loaded():
                 ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
 
 
