@@ -97,6 +97,33 @@ def test_log_lines_go_to_the_standard_error_of_the_moment(monkeypatch: pytest.Mo
         logger.setLevel(level)
 
 
+def test_polling_is_not_in_the_log_and_a_lost_worker_is() -> None:
+    """What a dashboard and a probe of a service manager ask every second is left out; an answer and a refusal are not."""
+    with serving("--stages", "2", "--ctx", "512") as (process, url, lines), httpx.Client(base_url=url) as http:
+        wait_until(lambda: http.get("/health/ready").status_code == 200, 90, "the model")
+        assert subprocess.run([*PROGRAM, "top", url, "--once"], capture_output=True, timeout=60).returncode == 0
+        assert http.get("/metrics").status_code == 200
+        assert http.get("/api/nothing").status_code == 404
+        question = {"role": "user", "content": "Tell a story."}
+        body = {"model": "sample", "messages": [question], "max_tokens": 300, "temperature": 0, "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=body, timeout=60) as response:
+            stream = response.iter_lines()
+            for _ in range(20):
+                next(stream)
+            stages = http.get("/api/status").json()["stages"]
+            os.kill(stages[1]["pid"], signal.SIGKILL)
+            assert "data: [DONE]" in list(stream)
+        told = "stage 1 was lost at token"
+        wait_until(lambda: told in "".join(lines), 20, "the line about the recovery")
+        text = "".join(lines)
+        assert text.count(told) == 1
+        assert "the same tokens (crashed; restart of stage 1)" in text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=40) == 0
+    asked = [line for line in lines if " client=" in line]
+    assert [line.split()[5] for line in asked] == ["/api/nothing", "/v1/chat/completions"], asked
+
+
 def test_top_draws_the_running_deployment(server: Running) -> None:
     server.chat(max_tokens=4)
     console = Console(width=160, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
@@ -194,7 +221,8 @@ def test_top_in_a_real_terminal(server: Running, rows: int, columns: int) -> Non
         assert b"\x1b[?25h" in seen
         assert b"Traceback" not in seen
         assert termios.tcgetattr(other) == before
-        drawn = max(seen.split(b"\x1b[H"), key=len).decode(errors="replace")
+        pictures = seen.split(b"\x1b[?1049l")[0]  # after it comes the word "interrupted"
+        drawn = max(pictures.split(b"\x1b[H"), key=len).decode(errors="replace")
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
         assert max(len(line) for line in plain.splitlines()) <= columns
         assert len(plain.splitlines()) <= rows + 1

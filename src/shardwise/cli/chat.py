@@ -1,14 +1,13 @@
-"""`shardwise chat`: a conversation on the terminal."""
+"""`shardwise chat`: a conversation on the terminal, or of what is piped in, a line a question."""
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from shardwise.cli import split_options as flags
-from shardwise.cli.common import output
+from shardwise.cli.texts import JsonSchema, schema_text, weight_folders
 
 
 def chat(  # one parameter a flag
@@ -22,7 +21,7 @@ def chat(  # one parameter a flag
     auto: flags.Auto = False,
     max_tokens: flags.MaxTokens = 512,
     ctx: flags.Ctx = 0,
-    threads: flags.Threads = 1,
+    threads: flags.Threads = 0,
     kv_type: flags.KvType = "f16",
     wire_dtype: flags.WireDtype = "f32",
     chunk_tokens: flags.ChunkTokens = 0,
@@ -45,10 +44,10 @@ def chat(  # one parameter a flag
     logit_bias: flags.LogitBias = None,
     grammar: flags.Grammar = "",
     grammar_file: flags.GrammarFile = None,
-    json_schema: flags.JsonSchema = "",
+    json_schema: JsonSchema = "",
     stop: flags.Stop = None,
 ) -> None:
-    """A conversation; an empty line or end of input ends it."""
+    """A conversation; an empty line or end of input (Ctrl-D) ends it, Ctrl-C an answer. With --json one document of all."""
     settings = flags.sampling_settings(
         temperature=temperature,
         top_k=top_k,
@@ -63,7 +62,7 @@ def chat(  # one parameter a flag
         logit_bias=logit_bias,
         grammar=grammar,
         grammar_file=grammar_file,
-        json_schema=json_schema,
+        json_schema=schema_text(json_schema),
     )
     options = flags.run_options(
         num_stages=stages,
@@ -80,27 +79,10 @@ def chat(  # one parameter a flag
         blas=blas,
         deterministic=deterministic,
         paranoid=paranoid,
-        weights_from=tuple(weights_from or ()),
+        weights_from=weight_folders(weights_from, nodes=bool(nodes or cluster)),
         fetch_bytes_per_s=flags.fetch_rate(fetch_rate),
         probe_interval_s=0.0,
     )
-    from shardwise.cli.generation import start
+    from shardwise.cli.conversation import converse
 
-    with start(model, options) as deployment:
-        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-        while text := _ask():
-            messages.append({"role": "user", "content": text})
-            answer = ""
-            for token in deployment.generate(messages, max_tokens=max_tokens, sampling=settings, stop=tuple(stop or ())):
-                answer += token.text
-                sys.stdout.write(token.text)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
-            messages.append({"role": "assistant", "content": answer})
-
-
-def _ask() -> str:
-    """The next line of the user, or nothing at the end."""
-    if sys.stdin.isatty():
-        output().stderr.print("> ", end="")
-    return sys.stdin.readline().strip()
+    converse(model, options, system=system, max_tokens=max_tokens, sampling=settings, stop=tuple(stop or ()))

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.common import output
+from shardwise.cli.ending import cut_line, recovery_line
 from shardwise.cli.split_options import equip
 from shardwise.cli.tables import boundary_table, predicted_line, stage_table, summary_line
 from shardwise.deploy import RunOptions, launch
@@ -79,10 +80,13 @@ def generate_once(
         out.document(document | extra)
         return
     sys.stdout.write("\n")
-    if not out.quiet:
-        out.stderr.print(f"\n{summary_line(document)}")
-        if line := predicted_line(document):
-            out.stderr.print(line)
-        out.stderr.print(stage_table(document))
-        if document["boundaries"]:
-            out.stderr.print(boundary_table(document))
+    if cut := cut_line(measured.tokens, request, deployment.options.context_tokens):
+        out.note(cut)
+    out.note(f"\n{summary_line(document)}")
+    for recovery in deployment.recoveries:
+        out.note(recovery_line(recovery))
+    if line := predicted_line(document):
+        out.note(line)
+    out.note(stage_table(document))
+    if document["boundaries"]:
+        out.note(boundary_table(document))

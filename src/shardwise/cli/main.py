@@ -6,6 +6,7 @@ run; 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -70,8 +71,42 @@ def _interrupted(out: Output) -> int:
     return INTERRUPTED
 
 
+def _give_up_stdout() -> None:
+    """Nothing more can be written there; what waits in its buffer must not be tried again when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _stdout_is_lost(error: OSError) -> bool:
+    """Whether standard output is what the error is about: then nothing else can be written there either."""
+    if error.filename is not None:
+        return False
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError as again:
+        return again.errno == error.errno
+    return False
+
+
 def run(arguments: list[str]) -> int:
     """Run one command line; returns the exit status."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()  # here and not when Python ends, where nobody could say it properly
+    except BrokenPipeError:  # the reader of stdout has gone: nothing is left to say
+        _give_up_stdout()
+        return 0
+    except OSError as error:
+        if not _stdout_is_lost(error):
+            raise
+        _give_up_stdout()
+        reason = error.strerror or str(error)
+        return _report(ShardwiseError(f"cannot write: {reason}", where="standard output", hint="make room, or write elsewhere"))
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     rest, out = take_global_flags(arguments)
     set_output(out)
     level = logging.DEBUG if out.verbose else logging.WARNING
@@ -86,9 +121,10 @@ def run(arguments: list[str]) -> int:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else ""
         return _report(UsageError(error.format_message(), where=where, hint="see --help"))
-    except BrokenPipeError:  # the reader of stdout has gone: nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except SystemExit as ended:  # Typer makes it of a pipe whose reader has gone
+        if isinstance(ended.__context__, BrokenPipeError):
+            raise ended.__context__ from None
+        raise
     if status == INTERRUPTED:  # Typer makes it of KeyboardInterrupt
         return _interrupted(out)
     return status if isinstance(status, int) else 0

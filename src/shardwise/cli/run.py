@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from shardwise.cli import split_options as flags
+from shardwise.cli.texts import JsonSchema, schema_text, weight_folders
 from shardwise.errors import UsageError
 
 
@@ -27,7 +28,7 @@ def run(  # one parameter a flag
     max_tokens: flags.MaxTokens = 128,
     ctx: flags.Ctx = 0,
     sessions: flags.Sessions = 1,
-    threads: flags.Threads = 1,
+    threads: flags.Threads = 0,
     kv_type: flags.KvType = "f16",
     wire_dtype: flags.WireDtype = "f32",
     chunk_tokens: flags.ChunkTokens = 0,
@@ -57,7 +58,7 @@ def run(  # one parameter a flag
     logit_bias: flags.LogitBias = None,
     grammar: flags.Grammar = "",
     grammar_file: flags.GrammarFile = None,
-    json_schema: flags.JsonSchema = "",
+    json_schema: JsonSchema = "",
     stop: flags.Stop = None,
     ignore_eos: flags.IgnoreEos = False,
     logprobs: Annotated[int, typer.Option("--logprobs", help="Candidates a token in --json; -1 = none.")] = -1,
@@ -79,7 +80,7 @@ def run(  # one parameter a flag
         logit_bias=logit_bias,
         grammar=grammar,
         grammar_file=grammar_file,
-        json_schema=json_schema,
+        json_schema=schema_text(json_schema),
         num_logprobs=logprobs,
     )
     options = flags.run_options(
@@ -101,7 +102,7 @@ def run(  # one parameter a flag
         checkpoint_every_tokens=checkpoint_every,
         checkpoint_dir=checkpoint_dir,
         paranoid=paranoid,
-        weights_from=tuple(weights_from or ()),
+        weights_from=weight_folders(weights_from, nodes=bool(nodes or cluster)),
         fetch_bytes_per_s=flags.fetch_rate(fetch_rate),
         probe_interval_s=0.0,
     )

@@ -10,6 +10,8 @@ import typer
 
 from shardwise.cli import split_options as flags
 from shardwise.cli.common import output
+from shardwise.cli.ending import recovery_line
+from shardwise.cli.texts import weight_folders
 from shardwise.errors import MissingExtraError
 
 PANEL = "Server"
@@ -47,7 +49,7 @@ def serve(  # one parameter a flag
     auto: flags.Auto = False,
     ctx: flags.Ctx = 0,
     sessions: flags.Sessions = 4,
-    threads: flags.Threads = 1,
+    threads: flags.Threads = 0,
     kv_type: flags.KvType = "f16",
     wire_dtype: flags.WireDtype = "f32",
     chunk_tokens: flags.ChunkTokens = 0,
@@ -105,7 +107,7 @@ def serve(  # one parameter a flag
         checkpoint_every_tokens=checkpoint_every,
         checkpoint_dir=checkpoint_dir,
         paranoid=paranoid,
-        weights_from=tuple(weights_from or ()),
+        weights_from=weight_folders(weights_from, nodes=bool(nodes or cluster)),
         fetch_bytes_per_s=flags.fetch_rate(fetch_rate),
     )
     command.serve_command(
@@ -114,6 +116,7 @@ def serve(  # one parameter a flag
         keys=keys,
         say=output().note,
         access_log=access_log and not output().quiet,
+        recovered=recovery_line,
         expect=_expectation(plan, local=not nodes and not cluster),
     )
 
@@ -121,7 +124,7 @@ def serve(  # one parameter a flag
 def _show_key(name: str, key: str) -> None:
     if output().json:
         output().document({"name": name, "key": key})
-    output().show(key)
+    output().plain(key)
     output().note(f"the key '{name}' is shown this once; only its hash is kept")
 
 

@@ -271,7 +271,9 @@ class Coordinator:
         if key_or_name in (self.card.public, self.card.name, self._member(self._identity).name):
             done = "be banned from" if command == "revoke" else "leave"
             raise UsageError(
-                f"the coordinator cannot {done} its own cluster", where=f"cluster {command}", hint="'shardwise cluster down' ends it"
+                f"the coordinator cannot {done} its own cluster",
+                where=f"cluster {command}",
+                hint="'shardwise cluster down' ends it",
             )
 
     def _member(self, identity: str) -> Member:

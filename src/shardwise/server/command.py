@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TextIO
@@ -23,6 +24,12 @@ from shardwise.server.settings import ServerSettings
 if TYPE_CHECKING:
     from shardwise.deploy.deployment import Deployment
     from shardwise.deploy.options import RunOptions
+    from shardwise.session.request import Recovery
+
+log = logging.getLogger("shardwise.server")
+
+_LOOK_EVERY_S = 0.5
+_POLLED = ("/api/status", "/health", "/metrics")  # asked every second or so by programs, not by people
 
 
 def make_key(path: Path | None, name: str, *, requests_per_minute: int, tokens_per_minute: int) -> str:
@@ -82,12 +89,22 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """All but polling that went well; with `-v` that too."""
+    if record.name != "shardwise.server.access" or not isinstance(record.args, tuple) or len(record.args) < 5:
+        return True
+    method, path, status = record.args[2:5]
+    polling = method == "GET" and str(path).startswith(_POLLED) and status not in (401, 403)
+    return not polling or logging.getLogger().isEnabledFor(logging.DEBUG)
+
+
 def log_to_stderr() -> None:
     """Requests and what happens, a line each. Harmless when it is asked for again."""
     logger = logging.getLogger("shardwise.server")
     if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
         handler = StderrHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        handler.addFilter(_is_worth_a_line)
         logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(logging.INFO)
@@ -101,8 +118,10 @@ def serve_command(
     say: Callable[[str], None],
     access_log: bool,
     expect: Callable[[Engine], Expectation] = lambda engine: Expectation(),
+    recovered: Callable[[Recovery], str] = str,
 ) -> None:
-    """Serve until a signal; tells where, and when it is ready. `expect` may take seconds: it is asked once the model runs."""
+    """Serve until a signal; tells where, when it is ready, and in the words of `recovered` that an answer went on after a
+    stage was lost. `expect` may take seconds: it is asked once the model runs."""
     if access_log:
         log_to_stderr()
 
@@ -114,6 +133,48 @@ def serve_command(
         if left := getattr(engine, "unfinished", ()):
             what = "1 answer of an earlier server was" if len(left) == 1 else f"{len(left)} answers of an earlier server were"
             say(f"{what} not finished; whoever waited has to ask again")
+        watcher.follow(slot)
         slot.expectation = expect(engine)
 
-    serve_forever(launch, settings, keys=keys, on_listening=listening, on_ready=ready)
+    watcher = RecoveryLog(recovered)
+    try:
+        serve_forever(launch, settings, keys=keys, on_listening=listening, on_ready=ready)
+    finally:
+        watcher.end()
+
+
+class RecoveryLog:
+    """A line of log for every answer that went on after a stage was lost, from a thread of its own."""
+
+    def __init__(self, words: Callable[[Recovery], str]) -> None:
+        self._words, self._ended = words, threading.Event()
+        self._thread: threading.Thread | None = None
+        self._engine: Engine | None = None
+        self._num_told = 0
+
+    def follow(self, slot: EngineSlot) -> None:
+        """Begin; the engine of the slot may be another one later."""
+        self._thread = threading.Thread(target=self._run, args=(slot,), name="recovery-log", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Tell what is left, and end."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, slot: EngineSlot) -> None:
+        last = False
+        while not last:
+            last = self._ended.wait(_LOOK_EVERY_S)
+            self._look(slot.engine)
+
+    def _look(self, engine: Engine | None) -> None:
+        if engine is None:
+            return
+        if engine is not self._engine:
+            self._engine, self._num_told = engine, 0
+        recoveries = list(engine.recoveries)
+        for recovery in recoveries[self._num_told :]:
+            log.warning("%s", self._words(recovery))
+        self._num_told = len(recoveries)
