@@ -3,7 +3,7 @@
 In: a `.gguf` path, layers a stage, `ManifestSettings`. Out: a `Manifest`, in memory (`make_manifest`: hashes only, for a
 coordinator that serves pieces straight from the model's file) or with all files in a directory (`pack_model`). **Promises**
 a second call with an unchanged model and equal arguments reads and writes no weight; a file that the new split shares with
-the old one is kept; `manifest.json` appears last.
+the old one is kept; `manifest.json` appears last; where the directory is removed meanwhile the work is done once more.
 **Fails with** `UsageError` (ranges, disk space, permission), `UnsupportedModelError`, `MalformedModelError`,
 `CorruptWeightsError` (the file is not what the Hub says, or changed while it was read).
 """
@@ -36,6 +36,7 @@ from shardwise.shards.manifest import (
     save_manifest,
 )
 from shardwise.shards.pack_stamp import PackStamp, known_places, make_stamp, read_stamp, unchanged_files, write_stamp
+from shardwise.shards.slicing import again_if_removed
 from shardwise.shards.spans import SpanHasher
 from shardwise.shards.verify import OnProgress
 
@@ -72,7 +73,11 @@ def make_manifest(
     progress: OnProgress | None = None,
 ) -> Packing:
     """Hash the model (once: digests are kept in `stamp_dir`) and describe the slices without writing them."""
-    job = _Job(Path(gguf_path), layer_counts, progress)
+    path = Path(gguf_path)
+    return again_if_removed(stamp_dir or path.parent, lambda: _hash(_Job(path, layer_counts, progress), settings, stamp_dir))
+
+
+def _hash(job: _Job, settings: ManifestSettings, stamp_dir: Path | None) -> Packing:
     stamp = read_stamp(stamp_dir, job.source) if stamp_dir is not None else None
     job.total_bytes = sum(f.num_bytes for f in job.files) if stamp is None else 0
     hasher = SpanHasher(known_places(stamp, job.source), job.on_bytes)
@@ -96,8 +101,11 @@ def pack_model(
     progress: OnProgress | None = None,
 ) -> Manifest:
     """Write every stage's slice and `manifest.json` into `out_dir`; `progress(done_bytes, total_bytes)` after each block."""
-    directory = Path(out_dir)
-    job = _Job(Path(gguf_path), layer_counts, progress)
+    path, directory = Path(gguf_path), Path(out_dir)
+    return again_if_removed(directory, lambda: _pack(_Job(path, layer_counts, progress), settings, directory))
+
+
+def _pack(job: _Job, settings: ManifestSettings, directory: Path) -> Manifest:
     make_directory(directory)
     stamp = read_stamp(directory, job.source)
     old = _old_manifest(directory)

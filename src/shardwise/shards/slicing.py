@@ -6,7 +6,7 @@ and unchanged is skipped. A whole model (start 0, end n) is used as it lies, not
 
 Fails when: the architecture is not proved (`UnsupportedModelError`); the range or the cut is not allowed, the disk has
 too little space (checked before anything is written) or the directory cannot be written (`UsageError`); the source is
-not a readable GGUF (`MalformedModelError`).
+not a readable GGUF (`MalformedModelError`). Where the directory is removed meanwhile the work is done once more.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from shardwise.errors import UnsupportedModelError, UsageError
 from shardwise.model.families import (
@@ -51,6 +52,7 @@ from shardwise.shards.slice_recipe import (
 from shardwise.shards.stage_paths import StageFiles
 
 RECIPE = 1  # raised whenever the same source would give another slice
+T = TypeVar("T")
 Progress = Callable[[int, int], None]  # (bytes written, bytes in all)
 
 
@@ -90,13 +92,41 @@ def slice_model(
 
     `progress(done_bytes, total_bytes)` is called after each piece. Errors: see the module.
     """
+    directory = Path(out_dir)
+    return again_if_removed(directory, lambda: _slice(gguf_path, start, end, directory, progress))
+
+
+def again_if_removed(directory: Path, work: Callable[[], T]) -> T:
+    """Do it; once more where the directory, or a file in it, vanished meanwhile (a cache may be emptied at any time)."""
+    try:
+        return work()
+    except (OSError, UsageError) as error:
+        if not _is_removal(error) and directory.exists():
+            raise _in_words(error, directory) from error
+    try:
+        return work()
+    except (OSError, UsageError) as error:
+        raise _in_words(error, directory) from error
+
+
+def _in_words(error: OSError | UsageError, directory: Path) -> UsageError:
+    if isinstance(error, UsageError):
+        return error
+    hint = "was it removed meanwhile? try again" if _is_removal(error) else "choose a directory that you may write"
+    return UsageError(f"cannot write the slices: {error.strerror or error}", where=str(error.filename or directory), hint=hint)
+
+
+def _is_removal(error: Exception) -> bool:
+    return isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
+
+
+def _slice(gguf_path: str | Path, start: int, end: int, directory: Path, progress: Progress | None) -> StageFiles:
     source = GgufSource(gguf_path)
     family = require_proved(source.architecture)
     num_layers = count_layers(source)
     check_range(family, start, end, num_layers, layer_kinds(source, family, num_layers))
     if (start, end) == (0, num_layers):
         return _whole_model(source, family, num_layers)
-    directory = Path(out_dir)
     make_directory(directory)
     stem = source.paths[0].name.removesuffix(".gguf")
     weights = _Job(
