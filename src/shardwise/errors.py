@@ -16,7 +16,7 @@
       + StageLoadFailed, StageOutOfMemory, StageCrashed, RemoteFailure
     + SessionError
       + SessionLost, ContextFull, QueueFull
-    + MissingExtraError             names the pip command
+    + MissingExtraError             names the command that installs it
 
 Every error carries WHAT (the message), WHERE (`where`) and TRY (`hint`); the command line prints them as
 one line, `error: WHAT (WHERE); TRY`. `exit_code` and `retryable` are attributes of the class.
@@ -24,6 +24,11 @@ one line, `error: WHAT (WHERE); TRY`. `exit_code` and `retryable` are attributes
 
 from __future__ import annotations
 
+import functools
+import os
+import shlex
+import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -57,11 +62,14 @@ class ShardwiseError(Exception):
         out: dict[str, Any] = {"type": type(self).__name__, "message": self.message, "hint": self.hint}
         if self.where:
             out["where"] = self.where
-        return out | self.details
+        return out | {name: value for name, value in self.details.items() if name not in out}
 
 
 def _rebuild(cls: type[ShardwiseError], message: str, where: str, hint: str, details: dict[str, Any]) -> ShardwiseError:
-    return cls(message, where=where, hint=hint, **details)
+    """Details come from another process: they may have any names."""
+    error = cls(message, where=where, hint=hint)
+    error.details = dict(details)
+    return error
 
 
 class UsageError(ShardwiseError, ValueError):
@@ -188,14 +196,41 @@ class QueueFull(SessionError):
 
 
 class MissingExtraError(ShardwiseError):
-    """An optional dependency is not installed; the hint is the pip command."""
+    """An optional dependency is not installed; the hint is the command that installs it."""
 
     exit_code = 2
 
     @classmethod
     def for_extra(cls, extra: str, needed_for: str) -> MissingExtraError:
         """The error for a missing extra, e.g. `for_extra("ray", "cluster up")`."""
-        return cls(f"{needed_for} needs the extra '{extra}'", hint=f"pip install 'shardwise[{extra}]'")
+        return cls(f"{needed_for} needs the extra '{extra}'", hint=install_command(extra))
+
+
+@functools.cache
+def bootstrap_tool() -> Path | None:
+    """`tools/bootstrap.py` where this is a checkout; there pip knows no shardwise."""
+    tool = Path(__file__).resolve().parents[2] / "tools" / "bootstrap.py"
+    return tool if tool.is_file() else None
+
+
+def install_command(extra: str) -> str:
+    """What to type for an extra; in a checkout its own tool adds it to what is there."""
+    tool = bootstrap_tool()
+    return f"pip install 'shardwise[{extra}]'" if tool is None else f"python3 {_from_here(tool)} {extra}"
+
+
+def pip_command(packages: str) -> str:
+    """`... pip install PACKAGES` with the Python that runs this: another one's pip would install for somebody else."""
+    return f"{_from_here(Path(sys.executable))} -m pip install {packages}"
+
+
+def _from_here(path: Path) -> str:
+    """As it can be typed in the folder where the command runs."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        return shlex.quote(str(path))
+    return shlex.quote(os.path.relpath(path, here) if path.is_relative_to(here) else str(path))
 
 
 def from_record(
@@ -205,4 +240,4 @@ def from_record(
     cls = globals().get(kind)
     if not (isinstance(cls, type) and issubclass(cls, ShardwiseError)):
         cls = RemoteFailure
-    return cls(message, where=where, hint=hint, **(details or {}))
+    return _rebuild(cls, message, where, hint, details or {})

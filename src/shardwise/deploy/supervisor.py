@@ -10,6 +10,7 @@ at a time; what cannot be recovered ends every session with `SessionLost`, withi
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from shardwise.cluster.engine import ClusterEngine
 from shardwise.deploy.liveness import BEAT_MISSED_S, CUT_OFF_CAP_S, Starvation, is_cut_off, judge
 from shardwise.errors import CompatibilityError, CorruptWeightsError, ReplyTimeout, SessionLost, ShardwiseError
 from shardwise.records import replace
+from shardwise.session.broken import failure_of
 from shardwise.session.driver import Driver
 from shardwise.session.recovery import Available, Cause, Incident, RecoveryAction, RecoveryPolicy, next_action
 from shardwise.session.slow import SlowStage, SlowWatch
 from shardwise.transport.messages import ProgressRequest, StatsRequest
+
+log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.05
 LAST_WORD_S = 0.1  # a dying worker's own message may be on its way
@@ -138,7 +142,14 @@ class Supervisor:
     # -- watching -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._pause(WATCH_INTERVAL_S):
+        try:
+            self._watch()
+        except BaseException as error:  # a silent end would leave a deployment that nobody watches
+            log.exception("the supervisor failed")
+            self._end(failure_of("supervisor", error))
+
+    def _watch(self) -> None:
+        while not self._pause(WATCH_INTERVAL_S) and self._driver.failure is None:
             with self._restarter.changing:
                 fault = self._find_fault()
                 if fault is not None:
@@ -292,7 +303,7 @@ class Supervisor:
         """One incident, until the stages stand again or nothing is left to try. Further stages that fail meanwhile join it."""
         started_s = self._clock.now_s()
         lost: dict[int, Incident] = {}
-        while not self._stop.is_set():
+        while not self._stop.is_set() and self._driver.failure is None:
             elapsed_s = self._clock.now_s() - started_s
             incident = lost.get(fault.stage, Incident(cause=fault.cause, stage=fault.stage, silent_s=fault.silent_s))
             cause = Cause.CORRUPT if fault.cause is Cause.CORRUPT else incident.cause
@@ -315,6 +326,10 @@ class Supervisor:
 
     def _give_up(self, action: RecoveryAction, what: str) -> None:
         error = SessionLost(f"{action.reason}: {what}", where=f"stage {action.stage}", hint="start the deployment again")
+        self._end(error)
+
+    def _end(self, error: ShardwiseError) -> None:
+        """Nothing watches any more: the deployment is not ready, with this reason."""
         self._driver.call(lambda: self._driver.fail_all(error))
         self._stop.set()
 
@@ -367,7 +382,7 @@ class Supervisor:
         limit_s = min(self._policy.deadline_s, LEAST_PATIENCE_S + 3 * self._restarter.start_s)
         end_s, moved = self._clock.now_s() + limit_s, 0
         while not self._driver.connected:
-            if self._pause(0.005):
+            if self._pause(0.005) or self._driver.failure is not None:
                 return None
             fault = self._find_ended(range(self._driver.num_stages)) or self._find_silent(others)
             if fault is not None:

@@ -13,6 +13,7 @@ The data path does not pass through here: stages talk to each other, and the dri
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,10 +23,12 @@ import zmq
 from shardwise.clock import Clock, SystemClock
 from shardwise.errors import NetworkError, QueueFull, ReplyTimeout, SessionLost, ShardwiseError, from_record
 from shardwise.session.bell import Bell
+from shardwise.session.broken import serve_nothing
 from shardwise.session.clock_offsets import ClockOffsets
 from shardwise.session.handle import SessionHandle
 from shardwise.session.incoming import Incoming
-from shardwise.session.journal import Ended, Generated, Journal, Opened, Unfinished
+from shardwise.session.journal import Journal, Unfinished
+from shardwise.session.journalling import Journalling
 from shardwise.session.peers import DriverSettings, Peers
 from shardwise.session.readiness import readiness_of
 from shardwise.session.request import GenerationRequest, Readiness, Recovery, check_request
@@ -36,8 +39,6 @@ from shardwise.session.text import Tokenizer
 from shardwise.transport.channel import Envelope
 from shardwise.transport.handshake import REPLICA_STAGE
 from shardwise.transport.messages import (
-    KV_STATE,
-    REFILL_IMPOSSIBLE,
     AnyMessage,
     Closed,
     CloseSession,
@@ -75,12 +76,13 @@ class Driver:
     ) -> None:
         self.settings, self.tokenizer = settings, tokenizer
         self.clock = clock or SystemClock()
-        self.peers = Peers(settings, keys, context)
+        self.peers = Peers(settings, keys, context, vocab_size=lambda: tokenizer.vocab_size)
         self.journal = journal
+        self.journalling = Journalling(journal)
         self.restoring = Restoring(self)
         self.open_sessions: dict[int, Session] = {}
         self.waiting: deque[Session] = deque()
-        self.closing: dict[int, int] = {}  # session -> stages that still hold it
+        self.closing: dict[int, set[int]] = {}  # session -> stages that still hold it
         self.offsets = ClockOffsets()
         self.last_token_s: float | None = None
         self.failure: ShardwiseError | None = None
@@ -99,11 +101,11 @@ class Driver:
         self._connected: set[int] = set()
         self._stats: dict[int, dict[int, Stats]] = {}
         self._changed = threading.Condition()
-        self._calls: deque[Callable[[], None]] = deque()
+        self.calls: deque[Callable[[], None]] = deque()
         self._numbers = iter(range(journal.next_session if journal is not None else 1, 2**63))
-        self._bell = Bell(context)
-        self.peers.watch(self._bell.socket)
-        self._running = True
+        self.bell = Bell(context)
+        self.peers.watch(self.bell.socket)
+        self.running = True
         self._thread = threading.Thread(target=self._run, name="session-driver", daemon=True)
 
     # -- from any thread ----------------------------------------------------------------------------------------
@@ -113,8 +115,8 @@ class Driver:
 
     def call(self, action: Callable[[], None]) -> None:
         """Run something in the driver's thread."""
-        self._calls.append(action)
-        self._bell.ring()
+        self.calls.append(action)
+        self.bell.ring()
 
     def submit(self, request: GenerationRequest, on_event: OnEvent) -> SessionHandle:
         """Begin a generation; raises `QueueFull`, `ContextFull` or `UsageError` at once, everything later is an event."""
@@ -186,21 +188,32 @@ class Driver:
         if self._thread.is_alive():
             self.call(self._stop)
             self._thread.join(timeout=15)
-        elif self.journal is not None:
-            self.journal.close()  # it was never started
-        self._bell.close()
+        else:
+            self.journalling.close()  # it was never started
+        self.bell.close()
 
     # -- the driver's thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         prefer_promptness()
+        try:
+            self._serve()
+        except BaseException as error:  # noqa: BLE001  a silent end would let every session hang
+            serve_nothing(self, error)
+        finally:
+            with contextlib.ExitStack() as ends:
+                for end in (self.journalling.close, self.restoring.checkpoints.close, self.peers.close, self.drop_incoming):
+                    ends.callback(end)
+                ends.callback(self.bell.close_socket)
+
+    def _serve(self) -> None:
         next_probe_s = self.clock.now_s()
-        while self._running:
+        while self.running:
             self.peers.wait(IDLE_WAIT_S)
-            if self.peers.is_due(self._bell.socket):
-                self._bell.silence()
-            while self._calls:
-                self._calls.popleft()()
+            if self.peers.is_due(self.bell.socket):
+                self.bell.silence()
+            while self.calls:
+                self.calls.popleft()()
             for refusal in [*self.peers.read_replies(), *self.peers.read_refusals()]:
                 if self.on_stage_lost is None:  # a supervised worker that is refused ends, and is replaced
                     self.fail_all(refusal)
@@ -212,19 +225,14 @@ class Driver:
             self.looked_s = self.clock.now_s()
             if self.connected and self.settings.probe_interval_s and self.clock.now_s() >= next_probe_s:
                 next_probe_s = self.clock.now_s() + self.settings.probe_interval_s
+                self.journalling.try_again()
                 self._probe()
-        self._bell.close_socket()
-        self.drop_incoming()
-        self.peers.close()
-        self.restoring.checkpoints.close()
-        if self.journal is not None:
-            self.journal.close()
 
     def _stop(self) -> None:
+        self.running = False
         for session in [*self.open_sessions.values(), *self.waiting]:
             session.cancel(self.clock.now_s())
         self.peers.send_all(Shutdown())
-        self._running = False
 
     def _handle(self, envelope: Envelope) -> None:
         message = envelope.message
@@ -279,7 +287,7 @@ class Driver:
             self.peers.connect_ring()
 
     def _on_connected(self, message: Connected) -> None:
-        if message.epoch != self.peers.hello.epoch:
+        if message.epoch != self.peers.hello.epoch or message.stage not in self.peers.ready:
             return
         self._connected.add(message.stage)
         self.peers.send(message.stage, Ping(sequence=0, sent_s=self.clock.now_s()))
@@ -308,6 +316,7 @@ class Driver:
         for session in self.open_sessions.values():
             if cause:
                 session.interrupt(cause)
+        self.restoring.blame(cause)
         self.peers.set_epoch(self.peers.hello.epoch + 1)
         self._connected.clear()
         self.closing.clear()  # answers of before are fenced
@@ -359,7 +368,7 @@ class Driver:
             session.interrupt(what)
         old, self.peers, self.incoming = self.peers, incoming.peers, None
         self.peers.succeed(old)
-        self.peers.watch(self._bell.socket)
+        self.peers.watch(self.bell.socket)
         old.send_all(Shutdown())
         old.close()
         self.settings, self.num_stages = self.peers.settings, self.peers.num_stages
@@ -370,8 +379,9 @@ class Driver:
         for stage in range(self.num_stages):
             self.peers.send(stage, Ping(sequence=0, sent_s=self.clock.now_s()))
         self.recovering, self._grade, self._predicted_stall_s = self.recovering or what, grade, predicted_stall_s
-        for session in self.open_sessions.values():
-            self._journal_opening(session)
+        for session in list(self.open_sessions.values()):
+            if not self.journalling.begin(session, self.settings.hello.manifest_digest):
+                self.end(session, cancelled=False)
         self._resume_sessions(replay=True)
         self._open_waiting()
 
@@ -379,39 +389,34 @@ class Driver:
         """Driver's thread."""
         try:
             self.peers.open(session.opening(resume=resume, fast=self._grade == "fast" and not session.restored_tokens))
-        except NetworkError as error:
+        except (NetworkError, SessionLost) as error:
             self._stage_lost(0, error)
 
     def _on_pong(self, pong: Pong) -> None:
         now_s = self.clock.now_s()
-        if self.offsets.take(pong, now_s):
+        if self.offsets.take(pong, now_s) and pong.stage in self.peers.ready:
             self.peers.send(pong.stage, Ping(sequence=pong.sequence + 1, sent_s=now_s))
 
     def _admit(self, session: Session, *, journalled: bool = True, instead_of: int = 0) -> None:
         session.journalled = self.journal is not None and journalled
-        self._journal_opening(session)
-        if self.journal is not None and instead_of:
-            self.journal.append(Ended(session=instead_of, reason="resumed"))
-        self.waiting.append(session)
-        self._open_waiting()
-
-    def _journal_opening(self, session: Session) -> None:
-        """The session with all its tokens, under the manifest that serves it now."""
-        if self.journal is None or not session.journalled:
-            return
-        self.journal.append(
-            Opened(session=session.number, request=session.request, manifest_digest=self.settings.hello.manifest_digest)
-        )
-        for index, token in enumerate(session.generated):
-            self.journal.append(Generated(session=session.number, position=len(session.request.prompt) + index, token=token))
+        if self.failure is not None:
+            session.fail(self.failure)
+        elif self.journalling.begin(session, self.settings.hello.manifest_digest):
+            if instead_of:
+                self.journalling.over(instead_of, "resumed")
+            self.waiting.append(session)
+            self._open_waiting()
+        else:
+            self.journalling.ended(session, "error")
 
     def _num_held(self) -> int:
         return len(self.open_sessions) + len(self.closing)
 
     def _on_closed(self, closed: Closed) -> None:
-        left = self.closing.pop(closed.session, 0) - 1
-        if left > 0:
-            self.closing[closed.session] = left
+        left = self.closing.get(closed.session, {closed.stage})
+        left.discard(closed.stage)
+        if not left:
+            self.closing.pop(closed.session, None)
         self._open_waiting()
 
     def _open_waiting(self) -> None:
@@ -431,8 +436,12 @@ class Driver:
             return
         self.last_token_s = self.clock.now_s()
         known, gap_s = len(session.recoveries), self.last_token_s - session.last_event_s
-        if self.journal is not None and session.journalled and session.is_due(sampled):  # before anybody sees it
-            self.journal.append(Generated(session=session.number, position=sampled.position, token=sampled.token))
+        try:
+            self.journalling.token(session, sampled)
+        except SessionLost as error:
+            session.fail(error)
+            self.end(session, cancelled=False)
+            return
         if session.accept(sampled, self.last_token_s):
             self.recoveries += session.recoveries[known:]
             if len(session.recoveries) == known and len(session.generated) > 1:
@@ -446,13 +455,12 @@ class Driver:
         """Free a session everywhere."""
         if cancelled:
             session.cancel(self.clock.now_s())
-        if self.journal is not None and session.journalled:
-            self.journal.append(Ended(session=session.number, reason="cancelled" if cancelled else "finished"))
-            session.journalled = False
+        self.journalling.ended(session, "cancelled" if cancelled else "finished")
         self.restoring.checkpoints.forget(session, self.num_stages)
         if self.open_sessions.pop(session.number, None) is not None:
-            self.closing[session.number] = self.num_stages  # its slots are free when every stage has said so
+            self.closing[session.number] = set(range(self.num_stages))  # its slots are free when every stage has said so
             self.peers.send_all(CloseSession(session=session.number, epoch=session.epoch))
+        self.restoring.over(session)
         self._open_waiting()
 
     def _on_failure(self, failure: Failure) -> None:
@@ -461,17 +469,8 @@ class Driver:
             self._stage_lost(failure.stage, error)
             return
         session = self.open_sessions.get(failure.session)
-        if session is None or session.epoch != failure.epoch or self.recovering:  # about to be opened again anyway
-            return
-        if failure.where == KV_STATE:
-            self.restoring.on_failure(session, failure)
-            return
-        if failure.where == REFILL_IMPOSSIBLE:  # what a neighbour kept is not enough: replay through all stages
-            session.epoch, session.restored_tokens = session.epoch + 1, 0
-            self.send_open(session, resume=False)
-            return
-        session.fail(error)
-        self.end(session, cancelled=False)
+        if session is not None and session.epoch == failure.epoch and not self.recovering:  # else about to be opened again
+            self.restoring.on_failure(session, failure, error)
 
     def _stage_lost(self, stage: int, error: ShardwiseError) -> None:
         if self.on_stage_lost is not None:

@@ -7,7 +7,7 @@ part. Reading always yields a prefix of what was written; opening for writing cu
 **Promises** after a torn write or any flipped bits: a prefix, never a wrong token. An event is handed to the operating system
 before `append` returns; `sync` forces it to the disk. One process at a time writes it. Sessions that have ended are dropped when
 it is opened, and when it has grown by `GROWTH_BYTES`. **Fails with** `UsageError` where the directory cannot be written, or
-another process writes there. **Called by** the session driver.
+another process writes there. **Called by** `journalling`.
 """
 
 from __future__ import annotations
@@ -149,12 +149,32 @@ class Journal:
             ) from error
 
     def append(self, event: AnyEvent) -> None:
-        """Write one event; it survives the end of this process."""
+        """Write one event; it survives the end of this process. `OSError` where the disk does not take it: then the file is as
+        it was before, and later events may be tried."""
         body = _encoder.encode(event)
-        self._digest = _chain(self._digest, body)
-        self._file.write(len(body).to_bytes(4, "little") + self._digest + body)
+        digest = _chain(self._digest, body)
+        frame = len(body).to_bytes(4, "little") + digest + body
+        begin = self._file.tell()
+        try:
+            while frame:  # a disk that has just become full takes a part
+                frame = frame[self._file.write(frame) or 0 :]
+        except OSError:
+            self._cut_back(begin)
+            raise
+        self._digest = digest
         if isinstance(event, Ended) and self._file.tell() >= self._compact_at:
-            self.compact()
+            try:
+                self.compact()
+            except OSError:  # the old file is still there
+                self._compact_at += GROWTH_BYTES
+
+    def _cut_back(self, length: int) -> None:
+        """Nothing that follows a torn frame could be read: where it cannot be cut off, nothing more is written."""
+        try:
+            self._file.truncate(length)
+            self._file.seek(length)
+        except OSError:
+            self._file.close()
 
     def sync(self) -> None:
         """Force everything to the disk."""
@@ -174,14 +194,20 @@ class Journal:
             body = _encoder.encode(event)
             digest = _chain(digest, body)
             frames.append(len(body).to_bytes(4, "little") + digest + body)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-            out.write(b"".join(frames))
-            out.flush()
-            os.fsync(out.fileno())
+        try:
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+                out.write(b"".join(frames))
+                out.flush()
+                os.fsync(out.fileno())
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
         self._file.close()
-        beside.replace(self.path)
-        self._file = self.path.open("r+b", buffering=0)
-        self._file.seek(0, os.SEEK_END)
+        try:
+            beside.replace(self.path)
+        finally:
+            self._file = self.path.open("r+b", buffering=0)
+            self._file.seek(0, os.SEEK_END)
         self._digest = digest
         self._compact_at = self._file.tell() + GROWTH_BYTES
 

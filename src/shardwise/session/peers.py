@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import zmq
 
-from shardwise.errors import CompatibilityError, SessionLost
+from shardwise.errors import CompatibilityError, SessionLost, UsageError
 from shardwise.records import Record, replace
 from shardwise.session.checkpoints import CheckpointSettings
+from shardwise.session.plausible import DriverLimits, require_plausible
 from shardwise.transport.channel import DRIVER, Envelope, Inbox, Outbox
 from shardwise.transport.handshake import Hello
-from shardwise.transport.messages import AnyMessage, Connect, OpenSession, Ready
+from shardwise.transport.messages import AnyMessage, Connect, OpenSession, Ready, Sampled
 from shardwise.transport.security.allow_list import AllowList
 from shardwise.transport.security.authenticator import Authenticator
 from shardwise.transport.security.keys import NodeKeys
 
+log = logging.getLogger(__name__)
+
+MAX_TOLD = 20  # malformed messages that are logged
 Route = Callable[[int, int, str], str]  # (from stage, to stage, its address) -> where to connect instead; the driver is -1
 
 
@@ -44,8 +49,12 @@ class Peers:
         context: zmq.Context[zmq.Socket[bytes]],
         *,
         beside: Peers | None = None,
+        vocab_size: Callable[[], int] | None = None,
     ) -> None:
-        """`beside`: the sockets that serve now and will be succeeded; a context has one authenticator, which they share."""
+        """`beside`: the sockets that serve now and will be succeeded; a context has one authenticator, which they share.
+
+        `vocab_size` is asked when the first token comes: until then the vocabulary may be loading.
+        """
         self.settings, self._keys, self._context = settings, keys, context
         self.hello = settings.hello
         self.allowed: AllowList = AllowList() if beside is None else beside.allowed
@@ -53,6 +62,12 @@ class Peers:
         self.inbox = Inbox(context, settings.listen, self.hello, keys, self.allowed if keys is not None else None)
         self._outboxes: dict[int, Outbox] = {}
         self.num_stages = settings.num_stages
+        self._limits = DriverLimits(
+            num_stages=settings.num_stages,
+            context_tokens=settings.context_tokens,
+            encrypted=keys is not None,
+        )
+        self._vocab_size: Callable[[], int] | None = vocab_size if beside is None else beside._vocab_size
         self.replicas: dict[int, Ready] = {}  # stages with a second copy that stands by
         self.mirroring = False  # replicas get a copy of everything (hot), or nothing until they are needed (standby)
         self.awaited_replicas = 0  # before the stages are connected for the first time
@@ -100,7 +115,19 @@ class Peers:
         return socket in self._ready
 
     def receive(self) -> Envelope | None:
-        return self.inbox.receive()
+        """The next message that makes sense; others are counted as malformed and dropped."""
+        while (envelope := self.inbox.receive()) is not None:
+            if isinstance(envelope.message, Sampled) and self._vocab_size is not None and not self._limits.vocab_size:
+                self._limits = replace(self._limits, vocab_size=self._vocab_size())
+            try:
+                require_plausible(envelope, self._limits)
+            except UsageError as error:
+                self.inbox.num_malformed += 1
+                if self.inbox.num_malformed <= MAX_TOLD:
+                    log.warning("dropped a message of stage %d: %s", envelope.stage, error.one_line())
+                continue
+            return envelope
+        return None
 
     def set_epoch(self, epoch: int) -> None:
         """A new deployment epoch: workers of the old one are fenced until they are connected again."""

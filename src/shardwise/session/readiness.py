@@ -14,6 +14,8 @@ def readiness_of(driver: Driver) -> Readiness:
     """Now; from any thread."""
     if driver.failure is not None:
         return Readiness(ready=False, reason=driver.failure.one_line())
+    if (unwritten := driver.journalling.failure) is not None:
+        return Readiness(ready=False, reason=unwritten.one_line())
     if driver.recovering:
         return Readiness(ready=False, reason=driver.recovering)
     if not driver.connected:

@@ -6,13 +6,16 @@ again with a higher epoch replays it; tokens that were already given out are not
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
-from shardwise.errors import ShardwiseError
+from shardwise.errors import SessionError, ShardwiseError
 from shardwise.records import Record, replace
 from shardwise.session.request import GenerationRequest, Recovery, Token
 from shardwise.session.text import TextStream, Tokenizer
 from shardwise.transport.messages import OpenSession, Sampled
+
+log = logging.getLogger(__name__)
 
 OnEvent = Callable[["Token | ShardwiseError"], None]
 
@@ -132,7 +135,7 @@ class Session:
             text += self._text.finish()
         self.finished = bool(reason)
         self.last_event_s = now_s
-        self._on_event(
+        self._tell(
             Token(
                 id=sampled.token,
                 text=text,
@@ -152,7 +155,7 @@ class Session:
             return
         self.finished = True
         last = self.generated[-1] if self.generated else -1
-        self._on_event(
+        self._tell(
             Token(
                 id=last,
                 text=self._text.finish(),
@@ -166,4 +169,13 @@ class Session:
         """End with an error."""
         if not self.finished:
             self.finished = True
-            self._on_event(error)
+            self._tell(error)
+
+    def _tell(self, event: Token | ShardwiseError) -> None:
+        """Whoever listens is not ours: where it raises, this session is over, and no other one."""
+        try:
+            self._on_event(event)
+        except BaseException as error:  # a SystemExit, too, would end the driver's thread
+            log.exception("the listener of session %d raised", self.number)
+            if not self.finished:
+                self.fail(SessionError(f"the listener raised {type(error).__name__}: {error}", where=f"session {self.number}"))

@@ -71,7 +71,7 @@ class Authenticator:
                 ready = dict(poller.poll())
                 if self._stop in ready:
                     return
-                self._zap.send_multipart(self._answer(self._zap.recv_multipart()))
+                self._zap.send_multipart(self._answer_or_refuse(self._zap.recv_multipart()))
         except zmq.ContextTerminated:
             return
         finally:
@@ -79,6 +79,15 @@ class Authenticator:
                 self._zap.unbind(_ENDPOINT)  # at once: closing alone gives the name free some time later
             self._zap.close(0)
             self._stop.close(0)
+
+    def _answer_or_refuse(self, request: list[bytes]) -> list[bytes]:
+        """A request that cannot be judged is refused: if this thread ended, nobody could connect any more."""
+        try:
+            return self._answer(request)
+        except Exception:
+            log.exception("a connection could not be judged")
+            self.num_refused += 1
+            return [_VERSION, request[1] if len(request) > 1 else b"", b"500", b"this key could not be judged", b"", b""]
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         """version, request id, status, text, user id, metadata."""
