@@ -73,6 +73,12 @@ def test_a_healthy_machine_has_no_problem() -> None:
     assert problems(replace(WELL, cluster=cluster(DESK, node("nas"), node("pi", NodeState.DRAINING)))) == []
 
 
+def test_one_node_is_not_called_nodes() -> None:
+    for nodes, words in (((DESK,), ", 1 node known"), ((DESK, node("nas")), ", 2 nodes known")):
+        said = [f.message for f in examine(replace(WELL, cluster=cluster(*nodes))) if f.check == "cluster"]
+        assert said[0].endswith(words)
+
+
 def test_a_machine_that_left_is_no_problem() -> None:
     left = node("nas", NodeState.GONE, ray="2.55.1")
     left = replace(left, member=replace(left.member, reason=LEFT))
@@ -92,7 +98,7 @@ def test_a_machine_that_left_is_no_problem() -> None:
         ({"memory_bytes": GIB // 4}, "bad", "256 MiB of 16 GiB", "close other programs"),
         ({"memory_bytes": GIB, "cgroup_bytes": GIB}, "warning", "control group", "close other programs"),
         ({"disk_free_bytes": GIB}, "warning", "1 GiB free", "SHARDWISE_CACHE"),
-        ({"ray": ""}, "warning", "works alone", "shardwise[ray]"),
+        ({"ray": ""}, "warning", "works alone", "bootstrap.py ray"),
         ({"ray": "2.40.0"}, "bad", "too old", "ray>=2.55"),
         ({"ray": "2.99.0"}, "warning", "newer than 2.60", "2.60"),
         ({"zeroconf": False}, "warning", "no cluster is found", "zeroconf"),

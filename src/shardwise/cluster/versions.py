@@ -12,7 +12,7 @@ import platform
 
 import shardwise
 from shardwise.cluster.control import CONTROL_VERSION, NodeCard
-from shardwise.errors import CompatibilityError
+from shardwise.errors import CompatibilityError, bootstrap_tool
 from shardwise.records import Record
 
 
@@ -42,9 +42,9 @@ def differences(here: NodeCard, there: NodeCard) -> list[Difference]:
     found = []
     pairs = (
         ("Python", _minor(here.python), _minor(there.python), f"install Python {_minor(here.python)} on {there.name}"),
-        ("Ray", here.ray, there.ray, f"pip install 'ray=={here.ray}' on {there.name}"),
-        ("shardwise", here.shardwise, there.shardwise, f"pip install 'shardwise=={here.shardwise}' on {there.name}"),
-        ("llama-cpp-python", here.llama, there.llama, f"pip install 'llama-cpp-python=={here.llama}' on {there.name}"),
+        ("Ray", here.ray, there.ray, _cure("ray", here.ray, there)),
+        ("shardwise", here.shardwise, there.shardwise, _cure("shardwise", here.shardwise, there)),
+        ("llama-cpp-python", here.llama, there.llama, _cure("llama-cpp-python", here.llama, there)),
     )
     for what, mine, theirs, cure in pairs:
         if mine != theirs:
@@ -56,11 +56,20 @@ def require_same_versions(here: NodeCard, there: NodeCard, *, control_version: i
     """Raise `CompatibilityError` with every difference and the first cure."""
     found = differences(here, there)
     if control_version != CONTROL_VERSION:
-        cure = f"pip install 'shardwise=={here.shardwise}' on {there.name}"
+        cure = _cure("shardwise", here.shardwise, there)
         found.insert(0, Difference(what="control protocol", here=str(CONTROL_VERSION), there=str(control_version), cure=cure))
     if found:
         text = "; ".join(f"{d.what} is {d.there} on {there.name} and {d.here} in the cluster" for d in found)
-        raise CompatibilityError(text, where=there.name, hint="; ".join(d.cure for d in found))
+        raise CompatibilityError(text, where=there.name, hint="; ".join(dict.fromkeys(d.cure for d in found)))
+
+
+def _cure(package: str, version: str, there: NodeCard) -> str:
+    """On the other machine; where this one runs from a checkout, so does that one, and pip finds no shardwise."""
+    if bootstrap_tool() is None:
+        return f"pip install '{package}=={version}' on {there.name}"
+    if package == "ray":
+        return f".venv/bin/python -m pip install '{package}=={version}' on {there.name}"
+    return f"check out the same commit on {there.name}, and there 'python3 tools/bootstrap.py sample ray server'"
 
 
 def _minor(version: str) -> str:

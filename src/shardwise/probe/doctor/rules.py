@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from shardwise.cluster.membership import LEFT
 from shardwise.cluster.ray_engine.settings import NEWEST_RAY, OLDEST_RAY, version_pair
 from shardwise.cluster.versions import differences
+from shardwise.errors import install_command, pip_command
 from shardwise.probe.doctor.facts import ClusterFacts, Facts
 from shardwise.records import Record
 from shardwise.units import format_bytes, format_duration
@@ -19,9 +20,8 @@ from shardwise.units import format_bytes, format_duration
 GIB = 2**30
 GOOD, WARNING, BAD = "good", "warning", "bad"
 _SKEW_S = 30.0
-_BUILD_GPU = (
-    "CMAKE_ARGS='-DGGML_{0}=on' pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
-)
+_BUILD_GPU = "CMAKE_ARGS='-DGGML_{0}=on' {1}"
+_REBUILD = "--force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
 
 
 class Finding(Record):
@@ -51,7 +51,7 @@ def _python(facts: Facts) -> Findings:
 
 def _backend(facts: Facts) -> Findings:
     if facts.llama_problem:
-        cure = "pip install --force-reinstall llama-cpp-python" + ("" if facts.compiler else ", after installing a C++ compiler")
+        cure = pip_command("--force-reinstall llama-cpp-python") + ("" if facts.compiler else ", after installing a C++ compiler")
         yield Finding(level=BAD, check="llama.cpp", message=facts.llama_problem, cure=cure)
         return
     where = f", {', '.join(facts.accelerators)}" if facts.accelerators else ""
@@ -59,7 +59,7 @@ def _backend(facts: Facts) -> Findings:
     if facts.gpu_seen and not facts.accelerators:
         kind = "CUDA" if "NVIDIA" in facts.gpu_seen else "METAL" if facts.system == "Darwin" else "VULKAN"
         message = f"{facts.gpu_seen} is there, and llama.cpp was built without it"
-        yield Finding(level=WARNING, check="gpu", message=message, cure=_BUILD_GPU.format(kind))
+        yield Finding(level=WARNING, check="gpu", message=message, cure=_BUILD_GPU.format(kind, pip_command(_REBUILD)))
     if not facts.blas and not facts.accelerators and facts.system != "Darwin":
         cure = (
             "build it with -DGGML_BLAS=ON (docs/adr/0002-llama-build.md); prefill of Q4_1 and K-quants gets 1.5 to 3 times faster"
@@ -101,15 +101,17 @@ def _disk(facts: Facts) -> Findings:
 def _ray(facts: Facts) -> Findings:
     if not facts.ray:
         message = "Ray is not installed: this machine works alone"
-        yield Finding(level=WARNING, check="ray", message=message, cure="pip install 'shardwise[ray]' to join a cluster")
+        yield Finding(level=WARNING, check="ray", message=message, cure=f"{install_command('ray')} to join a cluster")
         return
     oldest, newest = (".".join(map(str, pair)) for pair in (OLDEST_RAY, NEWEST_RAY))
     pair = version_pair(facts.ray)
     if pair < OLDEST_RAY:
-        yield Finding(level=BAD, check="ray", message=f"Ray {facts.ray} is too old", cure=f"pip install 'ray>={oldest}'")
+        yield Finding(level=BAD, check="ray", message=f"Ray {facts.ray} is too old", cure=pip_command(f"'ray>={oldest}'"))
     elif pair > NEWEST_RAY:
         message = f"Ray {facts.ray} is newer than {newest}, the newest that was tested"
-        yield Finding(level=WARNING, check="ray", message=message, cure=f"pip install 'ray=={newest}.*' if something breaks")
+        yield Finding(
+            level=WARNING, check="ray", message=message, cure=pip_command(f"'ray=={newest}.*'") + " if something breaks"
+        )
     else:
         yield Finding(level=GOOD, check="ray", message=f"Ray {facts.ray}")
     if facts.system != "Linux":
@@ -118,7 +120,7 @@ def _ray(facts: Facts) -> Findings:
             level=WARNING, check="ray", message=message, cure="make a Linux machine the coordinator; WSL 2 counts as Linux"
         )
     if not facts.zeroconf:
-        cure = "pip install zeroconf"
+        cure = pip_command("zeroconf")
         yield Finding(level=WARNING, check="discovery", message="without zeroconf no cluster is found by itself", cure=cure)
     if facts.shared_memory_bytes is not None and facts.shared_memory_bytes < 128 * 2**20:
         message = f"/dev/shm has {format_bytes(facts.shared_memory_bytes)}; Ray wants 128 MiB"
@@ -207,8 +209,9 @@ def _cluster(facts: Facts) -> Findings:
     if cluster.trouble:
         cure = "see below, and daemon.log in the state folder"
         yield Finding(level=BAD, check="cluster", message=cluster.trouble, cure=cure)
+    known = "1 node" if len(cluster.nodes) == 1 else f"{len(cluster.nodes)} nodes"
     role = "coordinator" if cluster.coordinator else "node"
-    yield Finding(level=GOOD, check="cluster", message=f"{role} of '{cluster.name}', {len(cluster.nodes)} nodes known")
+    yield Finding(level=GOOD, check="cluster", message=f"{role} of '{cluster.name}', {known} known")
     for reach in cluster.reach:
         if reach.problem:
             message = f"{reach.use} at {reach.address} cannot be reached: {reach.problem}"
