@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from shardwise.cli.common import Output
-from shardwise.planner import Advice, Plan, PlanRequest, Prediction, StageAssignment
+from shardwise.planner import Advice, Plan, PlanRequest, Prediction, Rejection, StageAssignment
 from shardwise.units import format_bytes, format_duration
 
 _BAR = 24
@@ -42,7 +45,12 @@ def show_plan(out: Output, request: PlanRequest, plan: Plan, *, with_advice: boo
     out.show(prediction_table(request, predicted))
     if plan.alternatives:
         out.show(alternative_table(plan))
-    for rejection in plan.rejections:
+    show_rejections(out, plan.rejections)
+
+
+def show_rejections(out: Output, rejections: Sequence[Rejection]) -> None:
+    """What cannot be, and why."""
+    for rejection in rejections:
         out.show(escape(f"not on {', '.join(rejection.nodes)}: {rejection.reason}"))
 
 
@@ -71,10 +79,16 @@ def pipeline_drawing(stages: tuple[StageAssignment, ...], predicted: Prediction 
     return f"  {text} --{times[-1]}--> back"
 
 
+def plain_table(title: str, **more: Any) -> Table:
+    """Narrow enough for a terminal of 80 columns; words that are too long for their column are folded, never cut."""
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **more)
+
+
 def memory_table(plan: Plan) -> Table:
     """A bar for every rank's memory: weights #, KV =, buffers ."""
-    table = Table(title="Memory (# weights, = KV, . buffers)", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("machine", "layers", "used of", ""):
+    table = plain_table("Memory (# weights, = KV, . buffers)")
+    table.add_column("machine", overflow="fold")
+    for name in ("layers", "used of", ""):
         table.add_column(name, no_wrap=True)
     groups = [*plan.pipelines[:_SHOWN_REPLICAS], plan.prefill_stages]
     for stage in (stage for stages in groups for stage in stages):
@@ -101,9 +115,9 @@ def _bar(weights: int, kv: int, buffers: int, limit: int) -> str:
 def prediction_table(request: PlanRequest, p: Prediction) -> Table:
     """What the plan will do."""
     work = request.workload
-    table = Table(title="Prediction", title_justify="left", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = plain_table("Prediction", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     table.add_row("workload", f"{work.num_users} user(s), {work.prompt_tokens} tokens in, {work.output_tokens} out")
     table.add_row("first token", f"{format_duration(p.time_to_first_token_s)} ({p.prefill_tokens_per_s:.0f} tokens/s of prompt)")
     gaps = p.inter_token_s
@@ -121,19 +135,23 @@ def prediction_table(request: PlanRequest, p: Prediction) -> Table:
 
 def alternative_table(plan: Plan) -> Table:
     """What else was considered."""
-    table = Table(title="Alternatives", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("strategy", "machines", "wire", "first token", "tokens/s", "all users", "objective", "note"):
-        table.add_column(name)
+    table = plain_table("Alternatives")
+    wires = any(option.wire_dtype != plan.wire_dtype for option in plan.alternatives)
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("machines", overflow="fold", min_width=10)
+    for name in ("first\ntoken", "tokens/s", "all\nusers", "objec-\ntive"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("note", overflow="fold", min_width=10)
     for option in plan.alternatives:
         names = ", ".join(option.nodes[:6]) + (f" and {len(option.nodes) - 6} more" if len(option.nodes) > 6 else "")
+        notes = ([f"wire {option.wire_dtype}"] if wires else []) + ([option.note] if option.note else [])
         table.add_row(
             option.strategy,
             escape(names),
-            option.wire_dtype,
             format_duration(option.time_to_first_token_s),
             f"{option.decode_tokens_per_s:.2f}",
             f"{option.aggregate_tokens_per_s:.2f}",
             format_duration(option.objective_value),
-            escape(option.note),
+            escape("; ".join(notes)),
         )
     return table
