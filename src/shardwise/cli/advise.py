@@ -30,9 +30,10 @@ def advise(
     draft: o.Draft = "",
     time_limit: o.TimeLimit = 20.0,
     seed: o.Seed = 0,
+    best: o.Best = False,
 ) -> None:
     """Should the model be split at all? Exit 3 when there is no plan at all; the verdict is printed all the same."""
-    from shardwise.cli.plan_view import show_advice, show_plan
+    from shardwise.cli.plan_view import show_advice, show_plan, show_rejections
     from shardwise.cli.policy_view import show_policies
     from shardwise.planner import consult, smaller_quantizations
     from shardwise.records import plain
@@ -56,13 +57,15 @@ def advise(
         time_limit=time_limit,
         seed=seed,
     )
-    found, advice, rejections = consult(request, lambda: smaller_quantizations(request.model))
+    found, advice, rejections = consult(request, lambda: smaller_quantizations(request.model), as_advised=not best)
     out = output()
     if out.json:
         nothing = {"strategy": None, "stages": [], "advice": plain(advice), "rejections": plain(rejections)}
         out.document(plain(found) | {"policies": plain(policy_costs(request, found))} if found is not None else nothing)
     else:
         show_advice(out, advice)
+        if found is None and all(reason.case != "nothing_fits" for reason in advice.reasons):
+            show_rejections(out, rejections)
         if found is not None:
             show_plan(out, request, found, with_advice=False)
             show_policies(out, policy_costs(request, found))

@@ -33,9 +33,10 @@ def plan(
     draft: o.Draft = "",
     time_limit: o.TimeLimit = 20.0,
     seed: o.Seed = 0,
+    best: o.Best = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the plan here, for 'run --plan'.")] = None,
 ) -> None:
-    """The best plan, its predictions, alternatives, rejections with reasons."""
+    """The plan that is advised, its predictions, alternatives, rejections with reasons."""
     from shardwise.cli.plan_view import show_plan
     from shardwise.cli.policy_view import show_policies
     from shardwise.planner import find_plan, smaller_quantizations
@@ -61,7 +62,7 @@ def plan(
         time_limit=time_limit,
         seed=seed,
     )
-    found = find_plan(request, smaller=smaller_quantizations(request.model))
+    found = find_plan(request, smaller=smaller_quantizations(request.model), as_advised=not best)
     if out is not None:
         write_plan(found, out)
     if output().json:

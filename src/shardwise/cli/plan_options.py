@@ -35,6 +35,7 @@ Strategies = Annotated[
     str, typer.Option("--strategy", help="With commas; 'any' for all; empty = what 'run' executes.", rich_help_panel=CHOICE)
 ]
 Draft = Annotated[str, typer.Option("--draft", help="TOKENS:ACCEPTANCE:TIME a token, e.g. 4:0.7:'5 ms'.", rich_help_panel=CHOICE)]
+Best = Annotated[bool, typer.Option("--best", help="The best plan, even where a simpler one is within a few per cent.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds of search at most, about.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the simulated jitter.")]
 

@@ -7,9 +7,10 @@ fails; a model that fits nowhere is a verdict, not an error.
 
 from __future__ import annotations
 
-from shardwise.planner.advice_cases import CASES
+from shardwise.planner.advice_cases import CASES, Case
+from shardwise.planner.advice_machines import slower_tokens
 from shardwise.planner.advice_numbers import Situation
-from shardwise.planner.types import Advice
+from shardwise.planner.types import Advice, Reason
 from shardwise.units import format_duration
 
 # (case, verdict): the first case that applies decides.
@@ -29,9 +30,9 @@ VERDICTS = (
 )
 
 
-def advice_for(situation: Situation) -> Advice:
-    """All cases that apply, and the verdict."""
-    reasons = [reason for case in CASES if (reason := case(situation)) is not None]
+def advice_for(situation: Situation, known: tuple[Reason, ...] = (), cases: tuple[Case, ...] = CASES) -> Advice:
+    """All cases that apply beside the reasons that are `known`, and the verdict."""
+    reasons = [*known, *(reason for case in cases if (reason := case(situation)) is not None)]
     names = [reason.case for reason in reasons]
     for case, verdict in VERDICTS:
         if case in names:
@@ -45,7 +46,8 @@ def _shard_headline(situation: Situation) -> str:
     plan, predicted = situation.plan, situation.predicted
     names = " -> ".join(plan.nodes)
     copies = f"{plan.replicas} copies, " if plan.replicas > 1 else ""
+    slower = slower_tokens(situation)
     return (
         f"Split it: {copies}{names} gives {predicted.decode_tokens_per_s:.1f} tokens/s to each user, first token after "
-        f"{format_duration(predicted.time_to_first_token_s)}"
+        f"{format_duration(predicted.time_to_first_token_s)}" + (f"; {slower}" if slower else "")
     )

@@ -113,6 +113,12 @@ def layer_s(layer: LayerDescription, device: DeviceProfile, shape: StepShape, kv
     return rates.layer_fixed_s + max(compute_s, memory_s) + rates.row_s * max(0.0, shape.rows - 1)
 
 
+def layer_measured(layer: LayerDescription, device: DeviceProfile) -> bool:
+    """Whether `layer_s` scales the timings of a real layer, so that no rate of a single quantization is asked for."""
+    rates = _dominant(_groups(layer.tensors, layer.flops_per_token), device)
+    return layer.experts is None and bool(rates.timings) and rates.timing_layer_bytes > 0
+
+
 def _attention_beyond_timings_s(layer: LayerDescription, device: DeviceProfile, shape: StepShape, kv_type: str) -> float:
     """Attention that a layer timed with an empty cache has not in it.
 

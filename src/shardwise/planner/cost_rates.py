@@ -78,6 +78,16 @@ def _from_table(table: RateTable, fixed_s: float) -> EffectiveRates:
     )
 
 
+def _tables(device: DeviceProfile) -> list[RateTable]:
+    """Those of weights."""
+    return [t for t in device.rates if not t.quantization.startswith("KV_") and t.quantization != HEAD_TABLE]
+
+
+def measured_quantizations(device: DeviceProfile) -> tuple[str, ...]:
+    """What was measured on the device; `rates_for` takes the median of these for any other. Nothing = stated figures."""
+    return tuple(table.quantization for table in _tables(device))
+
+
 @lru_cache(maxsize=4096)
 def rates_for(device: DeviceProfile, quantization: str) -> EffectiveRates:
     """Rates of `device` for weights stored as `quantization`.
@@ -86,7 +96,7 @@ def rates_for(device: DeviceProfile, quantization: str) -> EffectiveRates:
     at a similar rate a byte; compute does not depend on the bytes). Nothing measured: `DEFAULT_EFFICIENCY`.
     """
     memory_share, compute_share, fixed_s = DEFAULT_EFFICIENCY.get(device.kind, DEFAULT_EFFICIENCY["cpu"])
-    tables = [t for t in device.rates if not t.quantization.startswith("KV_") and t.quantization != HEAD_TABLE]
+    tables = _tables(device)
     for table in tables:
         if table.quantization == quantization:
             return _from_table(table, fixed_s)

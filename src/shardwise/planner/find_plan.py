@@ -18,8 +18,10 @@ from shardwise.planner.check_request import check_request
 from shardwise.planner.cost_model import DEFAULT_COSTS, CostModel
 from shardwise.planner.cost_rates import RuntimeCosts
 from shardwise.planner.group_plans import best_disaggregated, best_expert_parallel, best_hybrid, best_tensor_parallel
+from shardwise.planner.machine_plans import machine_candidates
 from shardwise.planner.objective import FIT_PENALTY_S
 from shardwise.planner.predict import predict_with
+from shardwise.planner.recommend import recommended
 from shardwise.planner.rejections import infeasible, limit_reasons, rejections
 from shardwise.planner.replica_plans import best_replicas
 from shardwise.planner.runnable import plan_note, plan_obstacles
@@ -40,8 +42,17 @@ Smaller = Sequence[ModelDescription] | Callable[[], Sequence[ModelDescription]]
 _MAX_ALTERNATIVES = 8
 
 
-def find_plan(request: PlanRequest, costs: RuntimeCosts = DEFAULT_COSTS, *, smaller: Sequence[ModelDescription] = ()) -> Plan:
-    """The best plan that keeps to the limits, with advice; `smaller` are the same model at smaller quantizations."""
+def find_plan(
+    request: PlanRequest,
+    costs: RuntimeCosts = DEFAULT_COSTS,
+    *,
+    smaller: Sequence[ModelDescription] = (),
+    as_advised: bool = False,
+) -> Plan:
+    """The best plan that keeps to the limits, with advice; `smaller` are the same model at smaller quantizations.
+
+    `as_advised`: the plan that the advice recommends instead, where a simpler one is nearly as good.
+    """
     check_request(request)
     model = CostModel(request, costs)
     found = _candidates(model)
@@ -60,16 +71,18 @@ def find_plan(request: PlanRequest, costs: RuntimeCosts = DEFAULT_COSTS, *, smal
         rejections=rejections(model),
     )
     plan = replace(plan, runnable=not plan_obstacles(plan), note=plan_note(plan))
-    return replace(plan, advice=advice_for(Situation(model, plan, list(smaller))))
+    situation = Situation(model, plan, list(smaller))
+    plan = replace(plan, advice=advice_for(situation))
+    return recommended(situation, plan) if as_advised else plan
 
 
 def consult(
-    request: PlanRequest, smaller: Smaller = (), costs: RuntimeCosts = DEFAULT_COSTS
+    request: PlanRequest, smaller: Smaller = (), costs: RuntimeCosts = DEFAULT_COSTS, *, as_advised: bool = True
 ) -> tuple[Plan | None, Advice, tuple[Rejection, ...]]:
     """Plan, advice and rejections in one; no plan where nothing fits or keeps to the limits."""
     options = list(smaller() if callable(smaller) else smaller)
     try:
-        plan = find_plan(request, costs, smaller=options)
+        plan = find_plan(request, costs, smaller=options, as_advised=as_advised)
     except NoFeasiblePlanError:
         return _without_plan(request, options, costs)
     assert plan.advice is not None
@@ -116,6 +129,7 @@ def _candidates(model: CostModel) -> list[Candidate]:
         if plan is not None:
             out.append(Candidate(plan, searched.value, searched.bound, searched.method))
     out += _single_machines(model)
+    out += _machines_over_devices(model)
     pipeline = min(out, key=lambda c: c.value, default=None)
     others = [
         best_replicas(model, budget),
@@ -133,6 +147,12 @@ def _single_machines(model: CostModel) -> list[Candidate]:
     wire = model.request.wire_dtypes[0]
     plans = [Plan(strategy="single_node", stages=(model.whole_stage(u, 0, last),), wire_dtype=wire) for u in model.units]
     found = [c for c in (candidate(model, plan, method="enumeration") for plan in plans) if c is not None]
+    return sorted(found, key=lambda c: c.value)[:3]
+
+
+def _machines_over_devices(model: CostModel) -> list[Candidate]:
+    """The best machines that hold the model alone, but only on several of their devices together."""
+    found = [c for c in machine_candidates(model, model.request.wire_dtypes[0]).values() if len(c.plan.stages) > 1]
     return sorted(found, key=lambda c: c.value)[:3]
 
 

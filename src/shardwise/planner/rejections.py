@@ -6,10 +6,13 @@ machine and for all of them together.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shardwise.errors import NoFeasiblePlanError
-from shardwise.planner.cost_memory import layer_kv_bytes, rank_memory
+from shardwise.planner.cost_memory import rank_memory
 from shardwise.planner.cost_model import CostModel
 from shardwise.planner.cuts import boundaries
+from shardwise.planner.machine_plans import machine_misses, machines, together_short
 from shardwise.planner.types import Limits, Plan, Prediction, Rejection
 from shardwise.planner.units import Unit
 from shardwise.units import format_bytes, format_duration
@@ -33,46 +36,39 @@ def limit_reasons(limits: Limits, predicted: Prediction, plan: Plan) -> list[str
     return out
 
 
-def _short(model: CostModel, unit: Unit) -> int:
-    rank = model.whole_rank(unit, 0, model.model.num_layers)
-    return rank.total_bytes - rank.memory_limit_bytes
-
-
-def single_misses(model: CostModel) -> dict[str, int]:
-    """For every machine the bytes that its best device is short of holding everything; 0 where it fits."""
-    out: dict[str, int] = {}
-    for unit in model.units:
-        name = unit.node.name
-        out[name] = min(out.get(name, 2**62), max(0, _short(model, unit)))
-    return out
-
-
 def cluster_miss(model: CostModel) -> int:
-    """Bytes of layers that find no place when every unit is filled: 0 where all layers do (ends not counted twice)."""
-    description, workload = model.model, model.workload
-    sizes = [
-        description.layers[i].weight_bytes + layer_kv_bytes(description, i, workload, workload.num_users)
-        for i in range(description.num_layers)
-    ]
-    ends = rank_memory(description, 0, description.num_layers, workload, model.costs)
-    extra = ends.weight_bytes + ends.kv_bytes - sum(sizes)
-    room = sum(max(0, model.memory_limit_bytes(u) - ends.workspace_bytes) for u in model.units)
-    return max(0, round(sum(sizes) + extra - room))
+    """Bytes that all machines together are short."""
+    if len(machines(model)) == 1:
+        return next(iter(machine_misses(model).values()))
+    return together_short(model, model.units)
+
+
+def misses_in_words(misses: Mapping[str, int], most: int = 12) -> str:
+    """`nas 27.9 GiB, laptop 31.2 GiB`: what each machine is short of, the nearest first."""
+    nearest = sorted(misses.items(), key=lambda item: item[1])
+    rest = f" and {len(nearest) - most} more machines (--json has all)" if len(nearest) > most else ""
+    return ", ".join(f"{name} {format_bytes(short)}" for name, short in nearest[:most]) + rest
 
 
 def rejections(model: CostModel) -> tuple[Rejection, ...]:
     """Machines that cannot hold the model alone, and by how much; and where the model cannot be cut."""
+    units = machines(model)
     alone = tuple(
         Rejection(
             strategy="single_node",
             nodes=(name,),
-            reason=f"does not fit alone: {format_bytes(short)} short",
+            reason=f"does not fit alone{_on_devices(units[name])}: {format_bytes(short)} short",
             short_by_bytes=short,
         )
-        for name, short in single_misses(model).items()
+        for name, short in machine_misses(model).items()
         if short > 0
     )
     return (*alone, *_uncut(model))
+
+
+def _on_devices(units: list[Unit]) -> str:
+    """All devices of a machine are meant, where it has several."""
+    return f", with {' and '.join(unit.device_name for unit in units)} together" if len(units) > 1 else ""
 
 
 def _uncut(model: CostModel) -> tuple[Rejection, ...]:
@@ -86,7 +82,7 @@ def _uncut(model: CostModel) -> tuple[Rejection, ...]:
 
 def infeasible(model: CostModel) -> NoFeasiblePlanError:
     """Nothing fits: the nearest miss of each machine, and of all together."""
-    misses = single_misses(model)
+    misses = machine_misses(model)
     nearest = min(misses, key=lambda name: misses[name])
     together = cluster_miss(model)
     whole = rank_memory(model.model, 0, model.model.num_layers, model.workload, model.costs)
@@ -101,8 +97,8 @@ def infeasible(model: CostModel) -> NoFeasiblePlanError:
     )
     rows.append(Rejection(strategy="layer_wise", nodes=names, reason=reason, short_by_bytes=together))
     return NoFeasiblePlanError(
-        f"'{model.model.name}' needs {format_bytes(whole.total_bytes)} and fits nowhere: '{nearest}' is "
-        f"{format_bytes(misses[nearest])} short alone, {reason}",
+        f"'{model.model.name}' needs {format_bytes(whole.total_bytes)} and fits nowhere; alone each machine is short by: "
+        f"{misses_in_words(misses)}; {reason}",
         where="cluster",
         hint="add memory or a machine, take a smaller quantization, fewer users or a shorter context",
         needed_bytes=whole.total_bytes,
