@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from shardwise.errors import UsageError
-from shardwise.transport.security import AllowList, ClusterKey, NodeKeys, check_public_key, fingerprint
+from shardwise.transport.security import AllowList, ClusterKey, NodeKeys, check_public_key, fingerprint, own_keys
 
 
 def test_save_and_load_round_trip_with_mode_0600(tmp_path: Path) -> None:
@@ -89,3 +91,44 @@ def test_revoked_keys_stay_revoked_after_a_restart(tmp_path: Path) -> None:
 def test_revoking_nobody_is_an_error() -> None:
     with pytest.raises(UsageError, match="no node 'nas'"):
         AllowList().revoke("nas")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs places that nobody may write, not even root")
+@pytest.mark.parametrize(
+    "folder", ["/dev/null", "/dev/null/state", "/sys/kernel", "/proc/state", "FILE", "FILE/state", "CLOSED/state"]
+)
+def test_a_state_folder_that_cannot_be_used_is_named(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    folder = folder.replace("FILE", str(tmp_path / "file")).replace("CLOSED", str(tmp_path / "closed"))
+    if folder.startswith(str(tmp_path / "closed")) and os.geteuid() == 0:
+        folder = "/sys/kernel/state"  # root may write everywhere else
+    monkeypatch.setenv("SHARDWISE_STATE", folder)
+    with pytest.raises(UsageError, match="state folder") as caught:
+        own_keys()
+    assert caught.value.where == folder
+    assert "SHARDWISE_STATE" in caught.value.hint
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs mode bits")
+def test_a_key_that_is_open_to_others_keeps_its_own_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDWISE_STATE", str(tmp_path))
+    keys = own_keys()
+    assert own_keys() == keys
+    (tmp_path / "node.key").chmod(0o644)
+    with pytest.raises(UsageError, match="open to other users") as caught:
+        own_keys()
+    assert caught.value.hint.startswith("chmod")
+
+
+@pytest.mark.parametrize("stages", ["1", "2"])
+def test_a_run_without_a_state_folder_is_wrong_usage(stages: str) -> None:
+    command = [sys.executable, "-m", "shardwise", "run", "sample", "--stages", stages, "-p", "hi", "--max-tokens", "2"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env=os.environ | {"SHARDWISE_STATE": os.devnull, "COLUMNS": "300"}
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert [line.startswith("error: ") for line in done.stderr.splitlines()].count(True) == 1
+    assert "SHARDWISE_STATE" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from shardwise.errors import UsageError
 from shardwise.transport.security.keys import NodeKeys
 
 
@@ -21,5 +22,21 @@ def state_dir() -> Path:
 
 
 def own_keys() -> NodeKeys:
-    """This machine's key pair, made on first use."""
-    return NodeKeys.load_or_make(state_dir() / "node.key")
+    """This machine's key pair, made on first use; `UsageError` that names the folder where it cannot be kept."""
+    folder = state_dir()
+    try:
+        return NodeKeys.load_or_make(folder / "node.key")
+    except (OSError, UsageError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        raise unusable(folder, cause) from error
+
+
+def unusable(folder: Path, error: OSError) -> UsageError:
+    """A state folder that cannot be made, read or written."""
+    return UsageError(
+        f"cannot use this machine's state folder: {error.strerror or error}",
+        where=str(folder),
+        hint="set SHARDWISE_STATE to a folder that you may write",
+    )
