@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -134,6 +135,56 @@ def test_top_draws_the_running_deployment(server: Running) -> None:
     assert "0-14" in text
     assert "15-29" in text
     assert "tokens so far" in text
+
+
+def long_picture(server: Running) -> dict[str, Any]:
+    """A real picture with a busy home of long names in it."""
+    picture = top.fetch_picture(server.url)
+    for number, stage in enumerate(picture["stages"]):
+        name = ("living-room-desktop", "nas[attic]:100:")[number % 2]
+        stage |= {"node": name, "layers": [100, 127], "kv_tokens": 131_072, "pid": 4_194_304, "rows_per_step": 12.5}
+        stage |= {"weight_bytes": 12 * 2**30, "compute_s": {"n": 5, "p50": 0.01234}}
+    for one in picture["boundaries"]:
+        one |= {"source": "living-room-desktop", "target": "nas[attic]:100:", "bytes_per_token": 65_601}
+        one["measured"] = {part: {"p50": 0.01234} for part in ("transfer_s", "copy_s", "wait_s")}
+        one["predicted"] = {"transfer_s": {"p50": 0.01234}}
+    request = {"id": "req_0123456789abcdef01234567", "client": "local", "endpoint": "/v1/chat/completions", "state": "generating"}
+    figures = {"prompt_tokens": 32_768, "generated_tokens": 16_384, "tokens_per_s": 123.4, "age_s": 754.0}
+    return picture | {"requests": [request | figures | {"time_to_first_token_s": 12.34}]}
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120, 160])
+def test_top_cuts_nothing(server: Running, columns: int) -> None:
+    picture = long_picture(server)
+    with open(os.devnull, "w") as nothing:
+        console = Console(width=columns, file=nothing, record=True)
+        console.print(top.draw(picture))
+    text = console.export_text()
+    assert "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= columns
+    for words in (
+        "100-126",
+        "131,072",
+        "4194304",
+        "12.5",
+        "12.3 ms",
+        "64.1 KiB",
+        "generating",
+        "32768",
+        "16384",
+        "123.4",
+        "12 min 34 s",
+    ):
+        assert words in text, (words, text)
+    together = "".join(text.split())
+    for name in ("living-room-desktop", "nas[attic]:100:", "/v1/chat/completions"):
+        assert name in together or all(part in text for part in (name[:8], name[-4:])), (name, text)
+
+
+def test_top_without_a_server_says_what_the_system_says() -> None:
+    nobody = subprocess.run([*PROGRAM, "top", "http://127.0.0.1:9", "--once"], capture_output=True, text=True, timeout=60)
+    assert nobody.returncode == 5
+    assert nobody.stderr.startswith("error: no shardwise server answers: Connection refused (http://127.0.0.1:9)")
 
 
 def test_top_as_a_command(server: Running) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.bar import Bar
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +25,7 @@ from shardwise.units import format_bytes, format_duration
 
 _STATE = {"ready": "green", "loading": "yellow", "gone": "bold red", "generating": "green", "waiting": "yellow", "paused": "red"}
 _BLOCKS = " ▁▂▃▄▅▆▇█"
+_WIDE = 110  # columns; narrower terminals get no frames, bars and ids, so that nothing is cut at 80
 
 
 def fetch_picture(url: str, key: str = "", *, timeout_s: float = 10.0) -> dict[str, Any]:
@@ -46,11 +48,17 @@ def fetch_picture(url: str, key: str = "", *, timeout_s: float = 10.0) -> dict[s
         raise ReplyTimeout(f"no answer within {timeout_s:g} s", where=url) from error
     except (OSError, ValueError) as error:
         raise ConnectFailed(
-            f"no shardwise server answers: {error}", where=url, hint="start one with 'shardwise serve'"
+            f"no shardwise server answers: {_reason(error)}", where=url, hint="start one with 'shardwise serve'"
         ) from error
     if not isinstance(picture, dict) or "availability" not in picture:
         raise NetworkError("what answers is not a shardwise server", where=url)
     return picture
+
+
+def _reason(error: Exception) -> str:
+    """What the system says, without the wrapping of `urllib`."""
+    inner = error.reason if isinstance(error, urllib.error.URLError) else error
+    return (inner.strerror if isinstance(inner, OSError) else "") or str(inner)
 
 
 def watch(
@@ -68,18 +76,34 @@ def watch(
 
 
 def draw(picture: dict[str, Any]) -> RenderableType:
-    """One screen."""
-    parts: list[RenderableType] = [_headline(picture)]
-    if picture.get("stages"):
-        parts += [Panel(_stages(picture), title="stages", title_align="left", border_style="dim")]
-    if picture.get("boundaries"):
-        parts += [Panel(_boundaries(picture), title="boundaries, p50 of a token", title_align="left", border_style="dim")]
-    parts += [Panel(_requests(picture), title="requests", title_align="left", border_style="dim")]
-    parts += [Panel(_events(picture), title="what happened", title_align="left", border_style="dim")]
-    return Group(*parts)
+    """One screen, as wide as the terminal is."""
+    return _Screen(picture)
 
 
-def _headline(picture: dict[str, Any]) -> Text:
+class _Screen:
+    """Chooses by the width what is shown."""
+
+    def __init__(self, picture: dict[str, Any]) -> None:
+        self._picture = picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        picture, wide = self._picture, options.max_width >= _WIDE
+        yield _headline(picture, options.max_width)
+        parts: list[tuple[str, RenderableType]] = []
+        if picture.get("stages"):
+            parts.append(("stages", _stages(picture, wide)))
+        if picture.get("boundaries"):
+            parts.append(("boundaries, p50 of a token", _boundaries(picture)))
+        parts += [("requests", _requests(picture, wide)), ("what happened", _events(picture))]
+        for title, part in parts:
+            if wide:
+                yield Panel(part, title=title, title_align="left", border_style="dim")
+            else:
+                yield Rule(Text(title), align="left", style="dim")
+                yield part
+
+
+def _headline(picture: dict[str, Any], width: int) -> Text:
     said = picture["availability"]
     style = {"ready": "bold green", "loading": "bold yellow", "draining": "bold yellow"}.get(said["status"], "bold red")
     text = Text("shardwise ", style="bold")
@@ -92,24 +116,28 @@ def _headline(picture: dict[str, Any]) -> Text:
         text.append(f" {said['progress']:.0%}")
     rates = [one["tokens_per_s"] for one in picture["history"]][-48:]
     text.append(f"   {rates[-1] if rates else 0:.0f} tokens/s ")
+    shown = rates[-max(1, width - text.cell_len) :] if text.cell_len < width else []
     top = max([1.0, *rates])
-    text.append("".join(_BLOCKS[round(8 * rate / top)] for rate in rates), style="cyan")
+    text.append("".join(_BLOCKS[round(8 * rate / top)] for rate in shown), style="cyan")
     return text
 
 
-def _stages(picture: dict[str, Any]) -> Table:
-    table = _table("stage", "machine", "state", "layers", "holds", "KV tokens", "compute p50", "rows", "process")
+def _stages(picture: dict[str, Any], wide: bool) -> Table:
+    table = _table(
+        "#", "machine", "state", "layers", "holds", "KV\ntokens", "compute\np50", "rows", "process", folds=("machine",)
+    )
     for stage in picture["stages"]:
         state = stage["state"]
         held = stage["weight_bytes"] + stage["kv_bytes"] + stage["workspace_bytes"]
         compute = stage.get("compute_s") or {}
-        table.add_row(
+        _add(
+            table,
             str(stage["index"]),
             stage["node"],
             Text(state, style=_STATE.get(state, "yellow")),
             f"{stage['layers'][0]}-{stage['layers'][1] - 1}",
             format_bytes(held),
-            _kv(stage),
+            _kv(stage, wide),
             format_duration(compute["p50"]) if compute.get("n") else "-",
             f"{stage['rows_per_step']:.1f}" if stage.get("rows_per_step") else "-",
             str(stage["pid"] or "-"),
@@ -117,19 +145,23 @@ def _stages(picture: dict[str, Any]) -> Table:
     return table
 
 
-def _kv(stage: dict[str, Any]) -> RenderableType:
+def _kv(stage: dict[str, Any], wide: bool) -> RenderableType:
     if stage.get("kv_tokens") is None:
         return "-"
+    if not wide:
+        return f"{stage['kv_tokens']:,}"
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Bar(stage["kv_capacity_tokens"], 0, stage["kv_tokens"], width=10, color="cyan"), f"{stage['kv_tokens']:,}")
     return grid
 
 
 def _boundaries(picture: dict[str, Any]) -> Table:
-    table = _table("from", "to", "transfer", "copy", "wait", "predicted transfer", "bytes a token")
+    columns = ("from", "to", "transfer", "copy", "wait", "predicted\ntransfer", "bytes\na token")
+    table = _table(*columns, folds=("from", "to"))
     for one in picture["boundaries"]:
         measured, guess = one["measured"], one["predicted"]
-        table.add_row(
+        _add(
+            table,
             f"{one['from_stage']} {one['source']}",
             f"{one['to_stage']} {one['target']}",
             *(format_duration(measured[part]["p50"]) for part in ("transfer_s", "copy_s", "wait_s")),
@@ -139,13 +171,15 @@ def _boundaries(picture: dict[str, Any]) -> Table:
     return table
 
 
-def _requests(picture: dict[str, Any]) -> RenderableType:
+def _requests(picture: dict[str, Any], wide: bool) -> RenderableType:
     if not picture["requests"]:
         return Text(f"nobody is asking; {picture['totals']['generated_tokens']:,} tokens so far", style="dim")
-    table = _table("request", "who", "state", "prompt", "generated", "tokens/s", "first token", "age")
+    columns = ("who", "state", "prompt", "gene-\nrated", "tokens\n/s", "first\ntoken", "age")
+    table = _table(*(("request",) if wide else ()), *columns, folds=("request", "who"))
     for one in picture["requests"][:20]:
-        table.add_row(
-            one["id"][:14],
+        _add(
+            table,
+            *((one["id"],) if wide else ()),
             f"{one['client']} {one['endpoint']}",
             Text(one["state"], style=_STATE.get(one["state"], "")),
             str(one["prompt_tokens"]),
@@ -163,8 +197,14 @@ def _events(picture: dict[str, Any]) -> Text:
     return Text("\n").join(lines)
 
 
-def _table(*names: str) -> Table:
-    table = Table(box=None, expand=True, header_style="dim")
+def _table(*names: str, folds: tuple[str, ...] = ()) -> Table:
+    """What does not fit goes on in the next line: names only, so that no figure is cut."""
+    table = Table(box=None, expand=True, header_style="dim", padding=(0, 1, 0, 0))
     for name in names:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=name not in folds, overflow="fold")
     return table
+
+
+def _add(table: Table, *cells: RenderableType) -> None:
+    """A row; text as it is, without markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
