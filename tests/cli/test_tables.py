@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from shardwise.cli import probe
+from shardwise.cli.common import Output, set_output
+from shardwise.cli.main import run
 from shardwise.cli.tables import boundary_table, stage_table
 
 TIMES = {"p50": 0.00588, "p95": 0.01174}
@@ -32,6 +37,38 @@ RESULT: dict[str, Any] = {
     "boundaries": [HOP, HOP],
     "predicted": {"stages": [{"compute_s": {"decode_p50": 0.0123}}] * 2, "boundaries": [{"transfer_s": TIMES}] * 2},
 }
+
+
+@pytest.mark.parametrize("model", ["sample", "deepseek-v3", "gpt-oss-120b", "llama-3-70b:q4_k_m"])
+def test_a_description_is_whole_at_80_columns(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["describe", model, "--tensors"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert "quantization" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_measured_links_are_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def a(value: float) -> SimpleNamespace:
+        return SimpleNamespace(value=value)
+
+    link = {"source": "living-room-desktop", "target": "nas[attic]", "kind": "ethernet", "bytes_per_s": a(117.5e6)}
+    profile = SimpleNamespace(**link, latency_s=a(0.0001234), jitter_p95_s=a(0.001234))
+    trip = SimpleNamespace(p50=0.0012345, p95=0.0123456, p99=0.1234567)
+    found = SimpleNamespace(
+        nodes=[], failed=[], links=[SimpleNamespace(profile=profile, round_trip_s=trip, loaded_round_trip_s=trip)]
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    set_output(Output())
+    probe._show(found)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    for words in ("940 Mbit/s", "123 µs", "123 ms", "12.3 ms", "1.23 ms", "ethernet", "nas["):
+        assert words in shown, (words, shown)
 
 
 def test_nothing_is_cut_at_80_columns() -> None:

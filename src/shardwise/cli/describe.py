@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.table import Table
 
 from shardwise.cli.common import Output, output
@@ -145,13 +146,18 @@ def _tokenizer_text(model: ModelDescription) -> str:
     return f"{tokenizer.kind or 'unknown'}, {tokenizer.vocab_size} tokens, {template}{digest}"
 
 
+def _table(title: str, *names: str, whole: tuple[str, ...]) -> Table:
+    """Nothing is cut on 80 columns: the columns in `whole` keep to one line, the others go on in the next."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, no_wrap=name in whole, overflow="fold")
+    return table
+
+
 def _layer_table(model: ModelDescription, kv_type: str) -> Table:
-    table = Table(title="Layers (equal ones together)", title_justify="left")
-    for name in ("layers", "each", "by quantization", "FLOP a token", f"KV a token ({kv_type})", "keeps"):
-        table.add_column(name)
     sparse = any(layer.experts for layer in model.layers)
-    if sparse:
-        table.add_column("experts")
+    names = ("layers", "each", "by quant-\nization", "FLOP\na token", f"KV a token\n({kv_type})", "keeps")
+    table = _table("Layers (equal ones together)", *names, *(("experts",) if sparse else ()), whole=names[1:2] + names[3:5])
     for group in group_layers(model):
         table.add_row(*_layer_row(group, kv_type, sparse))
     return table
@@ -190,16 +196,16 @@ def _keeps(layer: LayerDescription) -> str:
 
 
 def _tensor_table(model: ModelDescription) -> Table:
-    table = Table("tensor", "shape", "quantization", "bytes", title="Tensors", title_justify="left")
+    names = ("tensor", "shape", "quantization", "bytes")
+    table = _table("Tensors", *names, whole=names[1:])
     for tensor in model.all_tensors():
         table.add_row(tensor.name, " x ".join(map(str, tensor.shape)), tensor.quantization, format_bytes(tensor.num_bytes))
     return table
 
 
 def _split_table(model: ModelDescription) -> Table:
-    table = Table(title="What can be split how", title_justify="left")
-    for name in ("how", "machines", "equal shares", "note"):
-        table.add_column(name)
+    names = ("how", "machines", "equal shares", "note")
+    table = _table("What can be split how", *names, whole=names[:2])
     for option in split_options(model):
         machines = f"up to {option.max_parts}" if option.possible and option.max_parts < 1 << 16 else "any"
         even = ", ".join(map(str, option.even_parts[:8]))

@@ -58,6 +58,7 @@ def _as_data(report: Any) -> dict[str, Any]:
 
 
 def _show(report: Any) -> None:
+    from rich import box
     from rich.table import Table
 
     from shardwise.units import format_bytes, format_compute, format_duration, format_rate
@@ -79,9 +80,10 @@ def _show(report: Any) -> None:
         for note in node.notes:
             output().plain(f"  note: {note}")
     if report.links:
-        table = Table(title="Links", title_justify="left")
-        for heading in ("from", "to", "kind", "rate", "latency", "jitter p95", "round trip p50/p95/p99", "under load p95"):
-            table.add_column(heading)
+        table = Table(title="Links", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        trip_heading = "round trip\np50/p95/p99"  # three figures: the first to go on in the next line, after the names
+        for heading in ("from", "to", "kind", "rate", "latency", "jitter\np95", trip_heading, "under load\np95"):
+            table.add_column(heading, no_wrap=heading not in ("from", "to", trip_heading), overflow="fold")
         for link in report.links:
             profile, trip = link.profile, link.round_trip_s
             loaded = format_duration(link.loaded_round_trip_s.p95) if link.loaded_round_trip_s else "-"
