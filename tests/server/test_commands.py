@@ -66,6 +66,26 @@ def test_a_public_bind_without_a_key_and_a_missing_model_are_refused(tmp_path: P
     assert "none.gguf" in missing.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["nosuch"], "'nosuch'"),
+        (["llama-3-8b:q4_k_m"], "without weights"),
+        (["{dir}/text.gguf"], "text.gguf"),
+        (["sample", "--ctx", "999999"], "at most 8192"),
+        (["sample", "--stages", "31"], "1 to 30"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_and_nothing_listens(flags: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "text.gguf").write_text("this is not a model")
+    command = [*PROGRAM, "serve", *(flag.replace("{dir}", str(tmp_path)) for flag in flags), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
+
+
 def test_a_key_is_made_once(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     command = [*PROGRAM, "--json", "serve", "sample", "--api-key-file", str(file), "--new-api-key", "anna"]

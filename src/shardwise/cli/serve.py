@@ -110,6 +110,7 @@ def serve(  # one parameter a flag
         weights_from=weight_folders(weights_from, nodes=bool(nodes or cluster)),
         fetch_bytes_per_s=flags.fetch_rate(fetch_rate),
     )
+    command.require_runnable(model, options)
     command.serve_command(
         command.local_launch(model, options, flags.equip),
         settings,

@@ -54,6 +54,16 @@ def model_aliases(model: str, given: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*given, PurePath(model).name.removesuffix(".gguf")]))
 
 
+def require_runnable(model: str, options: RunOptions) -> None:
+    """A model that is not there, or cannot be run like this, is an error before anything listens. What lies elsewhere (`hf:`) is
+    looked at by the launch, which may download it."""
+    from shardwise.model import describe_model, resolve_model
+
+    if not model.startswith("hf:"):
+        description = describe_model(resolve_model(model))
+        options.settled_for(description).check(description)
+
+
 def local_launch(model: str, options: RunOptions, equip: Callable[[Deployment], None] = lambda deployment: None) -> Relaunch:
     """Launches the model as stage processes here or on the cluster; another split may be asked for later."""
 
