@@ -130,7 +130,10 @@ class Situation:
     @cached_property
     def misses(self) -> dict[str, int]:
         """Bytes that each machine is short of holding the model alone, on all its devices."""
-        return machine_misses(self.cost)
+        if self.chosen is None or not self.chosen.rejections:
+            return machine_misses(self.cost)
+        short = {r.nodes[0]: r.short_by_bytes for r in self.chosen.rejections if r.strategy == "single_node"}
+        return {unit.node.name: short.get(unit.node.name, 0) for unit in self.cost.units}
 
     @cached_property
     def together_short_bytes(self) -> int:

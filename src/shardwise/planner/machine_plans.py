@@ -20,7 +20,7 @@ from shardwise.planner.units import Unit
 from shardwise.records import replace
 
 _BUDGET_CELLS = 1e7
-_MISS_STEP_BYTES = 64 * 2**20  # what is missing is told as exactly as this
+_MISS_STEP_BYTES = 64 * 2**20  # what is missing is told as exactly as this, or as a 64th of it
 
 
 def machines(model: CostModel) -> dict[str, list[Unit]]:
@@ -105,7 +105,7 @@ def _miss(model: CostModel, units: list[Unit]) -> int:
     while high < alone and not _fits_with(model, units, high):
         low, high = high, high + block
     high = min(high, alone)
-    while high - low > _MISS_STEP_BYTES:  # `low` does not fit, `high` does
+    while high - low > max(_MISS_STEP_BYTES, high // 64):  # `low` does not fit, `high` does
         middle = (low + high) // 2
         low, high = (low, middle) if _fits_with(model, units, middle) else (middle, high)
     return high
