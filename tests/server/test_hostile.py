@@ -140,14 +140,6 @@ def test_four_megabytes_of_nonsense_are_refused_soon(server: Running, path: str,
     assert CLOCK.now_s() - started_s < (15.0 if path == "/tokenize" else 6.0)
 
 
-def test_a_half_closed_socket_counts_as_gone(server: Running, deployment: Deployment) -> None:
-    with connect(server) as connection:
-        connection.sendall(chat_bytes(stream=True))
-        connection.shutdown(socket.SHUT_WR)
-        ends(connection)
-    check_unharmed(server, deployment)
-
-
 def test_a_storm_of_hang_ups_leaves_nothing(server: Running, deployment: Deployment) -> None:
     """Before the answer, in its middle, after its head; many at once."""
 

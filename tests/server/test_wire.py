@@ -16,8 +16,9 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: 
 
 
 def answers_of(data: bytes) -> list[int]:
-    """The status lines in what came."""
-    return [int(part.split()[0]) for part in data.split(b"HTTP/1.1 ")[1:]]
+    """The status lines in what came, without interim ones."""
+    statuses = [int(part.split()[0]) for part in data.split(b"HTTP/1.1 ")[1:]]
+    return [status for status in statuses if status != 100]
 
 
 def spoken(server: Running, *pieces: bytes) -> bytes:

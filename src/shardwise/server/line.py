@@ -63,6 +63,19 @@ class SharedTransport:
             self.abort()
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the bytes go to a socket as they are."""
+        return self._descriptor >= 0
+
+    def write_between(self, data: bytes) -> None:
+        """In the loop, between two responses; left out where the next one has begun, or something waits to be written."""
+        with self._lock:
+            if self._head_is_out or not self.is_free or self._transport.is_closing():
+                return
+            self._transport.write(data)
+            self._waits = self._transport.get_write_buffer_size() > 0
+
+    @property
     def is_free(self) -> bool:
         """From any thread: nothing waits to be written, as far as can be said without asking."""
         return self._descriptor >= 0 and not self._waits and not self._rest

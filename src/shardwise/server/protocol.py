@@ -6,6 +6,11 @@
 is closed; a head of more than `MAX_HEAD_BYTES` gets 431; a client that takes nothing of its answer for `STALL_TIMEOUT_S` is
 cut off, and its generation with it; who hangs up ends the request that runs, and those that wait behind it never begin; at
 most `MAX_WAITING` wait (one more ends the connection); there are at most `MAX_CONNECTIONS`. **Called by** uvicorn (`run`).
+
+A client that ends its sending half may only have said all (`nc -N`, old proxies) or may be gone: on the wire both are the same.
+Its requests are answered. Whether somebody is left is seen by writing: until the answer begins, an interim answer (100, which
+every HTTP/1.1 client passes over) is written from time to time, and a system without such a client refuses it. HTTP/1.0 has no
+interim answers: it has `GRACE_S`.
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ STALL_TIMEOUT_S = 60.0
 MAX_HEAD_BYTES = 64 * 1024
 MAX_CONNECTIONS = 4000
 MAX_WAITING = 16  # requests behind the one that runs, on one connection
+GRACE_S = 2.0
+FIRST_ASKED_S, MOST_ASKED_S = 0.05, 1.0  # before, and between, interim answers
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -34,6 +42,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._asking_timer: asyncio.TimerHandle | None = None  # from the end of the client's sending half on
         self._unanswered: list[RequestResponseCycle] = []  # uvicorn's `cycle` is the newest, which may only wait
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -45,7 +54,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.forget_descriptor()
-        for timer in (self._head_timer, self._stall_timer):
+        for timer in (self._head_timer, self._stall_timer, self._asking_timer):
             if timer is not None:
                 timer.cancel()
         self.pipeline.clear()
@@ -53,6 +62,26 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
             cycle.message_event.set()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Stay half open while something whole is to be answered, and end with that."""
+        if self._asking_timer is not None:
+            return True
+        newest = self.cycle
+        if newest is None or newest.response_complete or newest.more_body or not self._shared.is_plain:
+            return None
+        newest.keep_alive = False
+        if any(one.scope["http_version"] != "1.1" for one in self._unanswered):
+            self._asking_timer = self.loop.call_later(GRACE_S, self.transport.abort)
+        else:
+            self._asking_timer = self.loop.call_later(FIRST_ASKED_S, self._ask_who_is_there, FIRST_ASKED_S)
+        return True
+
+    def _ask_who_is_there(self, again_s: float) -> None:
+        running = next((one for one in self._unanswered if not one.response_complete), None)
+        if running is not None and not running.response_started:
+            self._shared.write_between(_CONTINUE)
+        self._asking_timer = self.loop.call_later(again_s, self._ask_who_is_there, min(2 * again_s, MOST_ASKED_S))
 
     @property
     def _shared(self) -> SharedTransport:
