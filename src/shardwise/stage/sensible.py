@@ -106,7 +106,7 @@ def _segment(segment: Segment, limits: StageLimits) -> None:
 
 
 def _identity(session: int, epoch: int) -> None:
-    _within("session", session, 0, MAX_ID)
+    _within("session", session, 1, MAX_ID)  # 0 would speak of the whole stage
     _within("epoch", epoch, 0, MAX_ID)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 
 import zmq
@@ -61,6 +62,9 @@ from shardwise.transport.messages import (
 
 IDLE_WAIT_S = 1.0
 GREET_AGAIN_S = 0.02
+MAX_TOLD = 20  # malformed messages that are logged
+
+log = logging.getLogger(__name__)
 
 
 class StageWorker:
@@ -166,8 +170,7 @@ class StageWorker:
         try:
             require_sensible(message, self._limits)
         except UsageError as error:
-            self.links.inbox.num_malformed += 1
-            self._report(error, getattr(message, "session", 0), getattr(message, "epoch", 0))
+            self._on_malformed(envelope, error)
             return
         match message:
             case Step():
@@ -212,6 +215,21 @@ class StageWorker:
             case _:
                 self.links.inbox.num_malformed += 1  # a message that is not for stages
 
+    def _on_malformed(self, envelope: Envelope, error: UsageError) -> None:
+        """A peer's nonsense costs the sessions that it names, as far as they live here; never this stage."""
+        inbox, message = self.links.inbox, envelope.message
+        inbox.num_malformed += 1
+        if inbox.num_malformed <= MAX_TOLD:
+            log.warning("a message of stage %d makes no sense: %s", envelope.stage, error.one_line())
+        if isinstance(message, Step):
+            if any(segment.num_tokens > 1 for segment in message.segments):
+                self.links.acknowledge(envelope.peer)  # a chunk: or its sender's window closes for good
+            for segment in message.segments:
+                if self.sessions.belongs(segment):
+                    self.give_up(error, segment)
+        elif session := getattr(message, "session", 0):
+            self._report(error, session, getattr(message, "epoch", 0))
+
     def _hold_all(self) -> None:
         """Compute nothing more until the sessions are opened again: rows sent to a new neighbour would follow lost ones."""
         self.release(self.batcher.discard(lambda segment: False))
@@ -223,7 +241,7 @@ class StageWorker:
         try:
             rows_TH = self.executor.unpack(step, envelope.payload)
         except UsageError as error:
-            self._report(error, 0, 0)
+            self._on_malformed(envelope, error)
             return
         row = 0
         for segment, visits in zip(step.segments, itertools.chain(step.visits, itertools.repeat(()))):
