@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from shardwise.errors import UsageError
+from shardwise.session.request import MAX_GRAMMAR_ALTERNATIVES, num_alternatives
 
 MAX_REPEAT = 1000  # llama.cpp refuses more than 2000 elements in one repetition
 MAX_GRAMMAR_BYTES = 64 * 2**10
@@ -61,6 +62,8 @@ def check_foreign(grammar: str) -> None:
         problem = "has no rule 'root ::= ...'"
     elif _nesting(grammar) > MAX_GRAMMAR_NESTING:
         problem = f"nests deeper than {MAX_GRAMMAR_NESTING} parentheses"
+    elif num_alternatives(grammar) > MAX_GRAMMAR_ALTERNATIVES:
+        problem = f"has more than {MAX_GRAMMAR_ALTERNATIVES} alternatives"
     if problem:
         raise UsageError(f"the grammar {problem}", where="grammar")
 

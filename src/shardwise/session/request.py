@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from shardwise.errors import ContextFull, UsageError
 from shardwise.records import Record
 from shardwise.transport.messages import MAX_GRAMMAR_BYTES, SamplingSettings, TokenLogprob, Visit
@@ -18,6 +20,9 @@ class GenerationRequest(Record):
     traced: bool = False
 
 
+MAX_GRAMMAR_ALTERNATIVES = 2000  # llama.cpp tries each of them with every token of the vocabulary: 1 to 2 s a token
+_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\n]*', re.DOTALL)  # or to the end: it must not look back
+_BRANCHES = re.compile(r"[|?*+{]")
 MAX_LOGPROBS = 20_000  # of one token; 15 bytes each, for every token
 
 
@@ -40,6 +45,11 @@ def check_request(request: GenerationRequest, context_tokens: int) -> None:
         )
 
 
+def num_alternatives(grammar: str) -> int:
+    """Ways that a GBNF grammar has to go on, at most: bars, and pieces that may be left out or repeated."""
+    return len(_BRANCHES.findall(_LITERALS.sub("", grammar)))
+
+
 def _check_grammar(grammar: str) -> None:
     try:
         num_bytes = len(grammar.encode())
@@ -47,6 +57,9 @@ def _check_grammar(grammar: str) -> None:
         raise UsageError("the grammar is not valid Unicode text", where="grammar") from error
     if num_bytes > MAX_GRAMMAR_BYTES:
         raise UsageError(f"a grammar of {num_bytes} bytes", where="grammar", hint=f"at most {MAX_GRAMMAR_BYTES} are taken")
+    if (found := num_alternatives(grammar)) > MAX_GRAMMAR_ALTERNATIVES:
+        hint = f"at most {MAX_GRAMMAR_ALTERNATIVES} are taken"
+        raise UsageError(f"a grammar with {found} alternatives", where="grammar", hint=hint)
 
 
 class Token(Record):

@@ -34,6 +34,10 @@ class Suspects:
         """The stages compute it from now on."""
         self._under_way.add(session)
 
+    def is_under_way(self, session: int) -> bool:
+        """Whether the stages have it since the last loss."""
+        return session in self._under_way
+
     def paused(self) -> None:
         """Nothing is computed until sessions are opened again, and no session is to blame."""
         self._under_way.clear()
