@@ -19,7 +19,7 @@ def pack(
     stages: flags.Stages = 1,
     layers: flags.Layers = "",
     plan: flags.PlanFile = None,
-    ctx: flags.Ctx = 2048,
+    ctx: flags.Ctx = 0,
     kv_type: flags.KvType = "f16",
     wire_dtype: flags.WireDtype = "f32",
 ) -> None:
@@ -37,6 +37,7 @@ def pack(
         wire_dtype=wire_dtype,
     )
     description = describe_model(resolve_model(model))
+    options = options.settled_for(description)
     options.check(description)
     started_s = clock.now_s()
     with shown.progress() as update:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwise.errors import MissingExtraError, UnsupportedModelError, UsageError
+from shardwise.errors import MissingExtraError, UnsupportedModelError, UsageError, pip_command
 from shardwise.tp.loading import empty_model
 from shardwise.tp.report import TpReport, report
 
@@ -28,7 +28,7 @@ def report_folder(
         import transformers
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            "reading a Hugging Face folder as a module needs transformers", hint="pip install transformers"
+            "reading a Hugging Face folder as a module needs transformers", hint=pip_command("transformers")
         ) from error
     path = Path(folder)
     if not (path / "config.json").is_file():

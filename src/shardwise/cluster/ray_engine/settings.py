@@ -10,7 +10,7 @@ import os
 import sys
 
 from shardwise.cluster.ray_engine.tls import tls_environment
-from shardwise.errors import MissingExtraError, UsageError
+from shardwise.errors import MissingExtraError, UsageError, pip_command
 from shardwise.records import Record
 
 OLDEST_RAY = (2, 55)
@@ -86,7 +86,7 @@ def require_supported_ray() -> str:
     version = ray_version()
     if version_pair(version) < OLDEST_RAY:
         oldest = ".".join(map(str, OLDEST_RAY))
-        raise UsageError(f"Ray {version} is too old", where="cluster", hint=f"pip install 'ray>={oldest}'")
+        raise UsageError(f"Ray {version} is too old", where="cluster", hint=pip_command(f"'ray>={oldest}'"))
     return version
 
 

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from shardwise.errors import StageLoadFailed
+from shardwise.errors import StageLoadFailed, pip_command
 from shardwise.partial_import import import_alone
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def load() -> Any:
         api: Any = import_alone("llama_cpp", "llama_cpp")
     except (ImportError, OSError, RuntimeError, FileNotFoundError) as error:
         raise StageLoadFailed(
-            f"llama.cpp cannot be loaded: {error}", hint="pip install --force-reinstall llama-cpp-python"
+            f"llama.cpp cannot be loaded: {error}", hint=pip_command("--force-reinstall llama-cpp-python")
         ) from error
 
     @api.llama_log_callback  # type: ignore[untyped-decorator]

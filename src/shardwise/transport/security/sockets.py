@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zmq
 
-from shardwise.errors import MissingExtraError
+from shardwise.errors import MissingExtraError, pip_command
 from shardwise.records import Record
 from shardwise.transport.security.keys import NodeKeys, check_public_key
 
@@ -38,7 +38,7 @@ DEFAULT_LIMITS = SocketLimits()
 def require_curve() -> None:
     """Raise unless libzmq was built with CURVE."""
     if not zmq.has("curve"):
-        raise MissingExtraError("this libzmq has no CURVE encryption", hint="pip install --force-reinstall pyzmq")
+        raise MissingExtraError("this libzmq has no CURVE encryption", hint=pip_command("--force-reinstall pyzmq"))
 
 
 def secure_server(socket: zmq.Socket[bytes], keys: NodeKeys, *, limits: SocketLimits = DEFAULT_LIMITS) -> None:
