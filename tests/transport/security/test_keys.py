@@ -12,6 +12,7 @@ import pytest
 
 from shardwise.errors import UsageError
 from shardwise.transport.security import AllowList, ClusterKey, NodeKeys, check_public_key, fingerprint, own_keys
+from shardwise.transport.security.private_files import write_private
 
 
 def test_save_and_load_round_trip_with_mode_0600(tmp_path: Path) -> None:
@@ -132,3 +133,10 @@ def test_a_run_without_a_state_folder_is_wrong_usage(stages: str) -> None:
     assert [line.startswith("error: ") for line in done.stderr.splitlines()].count(True) == 1
     assert "SHARDWISE_STATE" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_private_file_where_no_folder_can_be(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(UsageError, match="folder for a private file") as caught:
+        write_private(tmp_path / "taken" / "keys", NodeKeys.generate())
+    assert caught.value.exit_code == 2

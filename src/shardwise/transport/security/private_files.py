@@ -28,7 +28,12 @@ def write_private(path: Path, record: Record, *, replace: bool = True) -> bool:
 
     Without `replace` a file that is there already stays, and the result is False.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the folder for a private file: {error.strerror}", where=str(path.parent), hint="choose another folder"
+        ) from error
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
