@@ -79,7 +79,7 @@ def test_a_file_that_is_gone_is_one_line(last: StageFiles, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("size", [1, vocab_size() - 1, vocab_size() + 1])
 def test_a_size_that_is_not_the_heads_is_refused(size: int, last: StageFiles) -> None:
-    with pytest.raises(StageLoadFailed, match="wrong shape"):
+    with pytest.raises(StageLoadFailed, match="refused the slice"):
         LlamaCppBackend(replace(last, vocab_size=size), SETTINGS)
 
 
