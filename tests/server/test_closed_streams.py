@@ -19,8 +19,13 @@ def without(streams: str, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(shell, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("flags", [[], ["--json"]])
-@pytest.mark.parametrize("streams", ["0", "1", "2", "12", "012"])
+CASES = [("1", []), ("1", ["--json"]), ("012", [])]
+MORE = [(streams, flags) for streams in ("0", "1", "2", "12", "012") for flags in ([], ["--json"])]
+
+
+@pytest.mark.parametrize(
+    ("streams", "flags"), [*CASES, *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE if case not in CASES)]
+)
 def test_a_run_goes_on(streams: str, flags: list[str]) -> None:
     done = without(streams, sys.executable, "-m", "shardwise", "run", "sample", "-p", "hi", "--max-tokens", "3", *flags)
     assert done.returncode == 0, done.stderr

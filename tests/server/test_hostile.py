@@ -33,7 +33,9 @@ def connect(server: Running) -> socket.socket:
 
 
 def chat_bytes(**fields: object) -> bytes:
-    body = {"model": "sample", "messages": [{"role": "user", "content": "Tell a long story."}], "max_tokens": 200} | fields
+    """A request whose answer does not end before `max_tokens`: both tokens that could end it are out of reach."""
+    body = {"model": "sample", "messages": [{"role": "user", "content": "Tell a long story."}], "max_tokens": 200}
+    body = body | {"logit_bias": {"0": -100, "2": -100}} | fields
     data = json.dumps(body).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"

@@ -58,8 +58,15 @@ WORKS: dict[str, Work] = {
 }
 
 
-@pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("work", WORKS)
+SHORT = {("pack", True), ("slice", True)}  # the others belong to `make soak`
+MOMENTS = [
+    pytest.param(work, there, marks=[] if (work, there) in SHORT else pytest.mark.soak)
+    for work in WORKS
+    for there in (False, True)
+]
+
+
+@pytest.mark.parametrize(("work", "there"), MOMENTS)
 def test_once_at_any_moment(work: str, there: bool, tiny: Path, tmp_path: Path) -> None:
     """`there`: from a run before, so that what is there is looked at and kept."""
     turn, num_calls, kept = 0, 1, 0
