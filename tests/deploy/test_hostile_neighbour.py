@@ -82,7 +82,7 @@ def test_it_disturbs_nobody(deployment: Deployment, neighbour: Outbox, what: str
     assert len(deployment.recoveries) == recoveries
 
 
-@pytest.mark.parametrize("payload", [None, rows(3)], ids=["no payload", "too many rows"])
+@pytest.mark.parametrize("payload", [None, pytest.param(rows(3), marks=pytest.mark.soak)], ids=["no payload", "too many rows"])
 def test_only_the_session_that_it_names_ends(deployment: Deployment, neighbour: Outbox, payload: bytes | None) -> None:
     wanted = request(deployment, num_tokens=200)
     expected = undisturbed(deployment, wanted)
