@@ -1,4 +1,4 @@
-"""How many cores this process may use, and how many threads a stage takes where nobody says.
+"""How many cores this process may use, and how many threads a stage takes where it may choose (`--threads 0`).
 
 One core is left: to the driver, to the threads that carry messages, and to whatever else the machine does. The threads of a
 computation wait for each other by spinning; where one of them loses its core for a time slice, all the others wait that long.

@@ -102,6 +102,7 @@ def test_a_short_crowd_loses_and_mixes_nothing(crowded: Deployment, crowd_server
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_ten_minutes_of_a_crowd(crowded: Deployment, crowd_server: Running) -> None:
     process = psutil.Process()
     load(crowd_server, crowded, 60, seed=2)  # caches, arenas, histograms

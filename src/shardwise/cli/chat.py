@@ -21,7 +21,7 @@ def chat(  # one parameter a flag
     auto: flags.Auto = False,
     max_tokens: flags.MaxTokens = 512,
     ctx: flags.Ctx = 0,
-    threads: flags.Threads = 0,
+    threads: flags.Threads = 1,
     kv_type: flags.KvType = "f16",
     wire_dtype: flags.WireDtype = "f32",
     chunk_tokens: flags.ChunkTokens = 0,

@@ -14,9 +14,7 @@ def probe(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the cluster file here.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under ten seconds a machine, rougher.")] = False,
     local: Annotated[bool, typer.Option("--local", help="Only this machine, also in a cluster.")] = False,
-    threads: Annotated[
-        int, typer.Option("--threads", min=0, help="Threads of the backend; 0 = all cores but one, as stages take.")
-    ] = 0,
+    threads: Annotated[int, typer.Option("--threads", min=0, help="Threads of a stage, as for run; 0 = all cores but one.")] = 1,
     model: Annotated[str, typer.Option("--model", help="Also time real layers of this model.")] = "",
     quantization: Annotated[list[str] | None, typer.Option("--quantization", help="Only these, e.g. Q4_K; repeat it.")] = None,
     memory: Annotated[str, typer.Option("--memory", help="What a model may use here (default: as measured).")] = "",

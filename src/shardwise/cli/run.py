@@ -28,7 +28,7 @@ def run(  # one parameter a flag
     max_tokens: flags.MaxTokens = 128,
     ctx: flags.Ctx = 0,
     sessions: flags.Sessions = 1,
-    threads: flags.Threads = 0,
+    threads: flags.Threads = 1,
     kv_type: flags.KvType = "f16",
     wire_dtype: flags.WireDtype = "f32",
     chunk_tokens: flags.ChunkTokens = 0,

@@ -49,7 +49,7 @@ def serve(  # one parameter a flag
     auto: flags.Auto = False,
     ctx: flags.Ctx = 0,
     sessions: flags.Sessions = 4,
-    threads: flags.Threads = 0,
+    threads: flags.Threads = 1,
     kv_type: flags.KvType = "f16",
     wire_dtype: flags.WireDtype = "f32",
     chunk_tokens: flags.ChunkTokens = 0,

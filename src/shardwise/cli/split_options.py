@@ -37,7 +37,10 @@ Auto = Annotated[
 Ctx = Annotated[int, typer.Option("--ctx", "-c", help="Context tokens of a session; 0 = 2048, or what the model allows.")]
 Sessions = Annotated[int, typer.Option("--sessions", help="Sessions at once.")]
 Threads = Annotated[
-    int, typer.Option("--threads", "-t", help="Threads of a stage; 0 = its machine's cores but one, shared by the stages there.")
+    int,
+    typer.Option(
+        "--threads", "-t", help="Threads of a stage; 0 = its machine's cores but one. Each number rounds in its own way."
+    ),
 ]
 KvType = Annotated[str, typer.Option("--kv-type", help="f16 or q8_0.")]
 WireDtype = Annotated[str, typer.Option("--wire-dtype", help="f32 (exact) or f16.")]

@@ -43,7 +43,7 @@ class RunOptions(Record):
     chunk_tokens: int = 0  # 0 = by quantization
     kv_type: str = "f16"
     wire_dtype: str = "f32"
-    threads: int = 0  # of a stage; 0 = the cores of its machine but one, shared by the stages there (`processors`)
+    threads: int = 1  # of a stage: other numbers round otherwise; 0 = its machine's cores but one, shared by the stages there
     gpu_layers: int = 0
     blas: str = "auto"
     deterministic: bool = False

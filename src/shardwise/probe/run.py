@@ -30,7 +30,7 @@ class ProbeRequest(Record):
 
     quick: bool = False
     local: bool = False
-    threads: int = 0
+    threads: int = 1
     model: str = ""
     quantizations: tuple[str, ...] = ()
     memory_bytes: int = 0
