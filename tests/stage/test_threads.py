@@ -59,6 +59,7 @@ def test_workers_take_them(sample_gguf: Path) -> None:
         assert len(os.listdir(f"/proc/{more.stats()[0].pid}/task")) > usual
 
 
+@pytest.mark.bench
 @pytest.mark.skipif(processors.usable_cores() < 2, reason="two cores")
 def test_two_threads_do_not_hold_each_other_up_in_blas(sample_gguf: Path) -> None:
     """OpenBLAS's waiting threads took the cores of ggml's: a chunk took 30 times as long."""
