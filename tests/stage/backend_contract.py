@@ -5,6 +5,7 @@ A chain of two stages of one model is driven by hand; what is compared is compar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -46,9 +47,7 @@ def same_bits(one: Floats, other: Floats) -> bool:
 class BackendContract:
     """Promises of `StageBackend`, one test each. `stages`: first and last, 64 positions, 3 slots, at most 16 rows a chunk."""
 
-    def open_stages(self) -> AbstractContextManager[Stages]:
-        """A fresh chain."""
-        raise NotImplementedError
+    open_stages: Callable[[], AbstractContextManager[Stages]]  # a fresh chain
 
     @pytest.fixture
     def stages(self) -> object:

@@ -8,7 +8,6 @@ a position of the context, finite times, an address that can be connected to. **
 
 from __future__ import annotations
 
-import math
 import re
 
 from shardwise.errors import UsageError
@@ -31,9 +30,8 @@ from shardwise.transport.messages import (
     Stats,
 )
 from shardwise.transport.security.keys import check_public_key
+from shardwise.transport.values import MAX_ID, MAX_INT, require_finite, require_within
 
-MAX_INT = 2**31 - 1
-MAX_ID = 2**63 - 1
 _ADDRESS = re.compile(r"tcp://[A-Za-z0-9._:%\[\]-]{1,255}:([0-9]{1,5})")
 _FINISHED = ("", "stop", "length")
 _TIMES = ("prefill", "decode", "wait", "queue", "transfer", "copy")
@@ -66,26 +64,26 @@ def require_plausible(envelope: Envelope, limits: DriverLimits) -> None:
 def _values(message: AnyMessage, limits: DriverLimits) -> None:
     match message:
         case Beat():
-            _finite("now_s", message.now_s)
+            require_finite("now_s", message.now_s)
         case Pong():
-            _within("sequence", message.sequence, MAX_INT)
-            _finite("sent_s", message.sent_s)
-            _finite("now_s", message.now_s)
+            require_within("sequence", message.sequence, 0, MAX_INT)
+            require_finite("sent_s", message.sent_s)
+            require_finite("now_s", message.now_s)
         case Failure():
-            _within("session", message.session, MAX_ID)
-            _within("epoch", message.epoch, MAX_ID)
+            require_within("session", message.session, 0, MAX_ID)
+            require_within("epoch", message.epoch, 0, MAX_ID)
         case Closed():
-            _within("session", message.session, MAX_ID)
+            require_within("session", message.session, 0, MAX_ID)
         case KvState():
-            _within("session", message.session, MAX_ID)
-            _within("num_tokens", message.num_tokens, limits.context_tokens)
+            require_within("session", message.session, 0, MAX_ID)
+            require_within("num_tokens", message.num_tokens, 0, limits.context_tokens)
         case Ready():
             _ready(message, limits)
         case Preparing():
-            _within("done_bytes", message.done_bytes, MAX_ID)
-            _within("total_bytes", message.total_bytes, MAX_ID)
-            _finite("bytes_per_s", message.bytes_per_s)
-            _finite("left_s", message.left_s or 0.0)
+            require_within("done_bytes", message.done_bytes, 0, MAX_ID)
+            require_within("total_bytes", message.total_bytes, 0, MAX_ID)
+            require_finite("bytes_per_s", message.bytes_per_s)
+            require_finite("left_s", message.left_s or 0.0)
         case Stats():
             _stats(message)
         case Connected() | Progress():
@@ -97,19 +95,19 @@ def _values(message: AnyMessage, limits: DriverLimits) -> None:
 def _sampled(message: Sampled, stage: int, limits: DriverLimits) -> None:
     if stage != limits.num_stages - 1:
         raise UsageError(f"stage {stage} has no tokens to give", where="stage")
-    _within("session", message.session, MAX_ID)
-    _within("epoch", message.epoch, MAX_ID)
-    _within("position", message.position, limits.context_tokens)
+    require_within("session", message.session, 0, MAX_ID)
+    require_within("epoch", message.epoch, 0, MAX_ID)
+    require_within("position", message.position, 0, limits.context_tokens)
     most = (limits.vocab_size or MAX_INT) - 1
-    _within("token", message.token, most)
-    _finite("sent_s", message.sent_s)
+    require_within("token", message.token, 0, most)
+    require_finite("sent_s", message.sent_s)
     if message.finish not in _FINISHED:
         raise UsageError(f"a token that ends its session with {message.finish[:20]!r}", where="finish")
     for candidate in message.top:
-        _within("top", candidate.token, most)
+        require_within("top", candidate.token, 0, most)
     for visit in message.visits:
-        _within("visits", visit.stage, limits.num_stages - 1)
-        _finite("visits", visit.received_s + visit.started_s + visit.computed_s + visit.sent_s + visit.copy_s)
+        require_within("visits", visit.stage, 0, limits.num_stages - 1)
+        require_finite("visits", visit.received_s + visit.started_s + visit.computed_s + visit.sent_s + visit.copy_s)
 
 
 def _ready(message: Ready, limits: DriverLimits) -> None:
@@ -118,26 +116,16 @@ def _ready(message: Ready, limits: DriverLimits) -> None:
         raise UsageError(f"no address: {message.address[:80]!r}", where="address")
     if limits.encrypted:
         check_public_key(message.public_key)
-    _finite("load_s", message.load_s)
+    require_finite("load_s", message.load_s)
     for name in ("pid", "weight_bytes", "kv_bytes", "workspace_bytes"):
-        _within(name, getattr(message, name), MAX_ID)
+        require_within(name, getattr(message, name), 0, MAX_ID)
 
 
 def _stats(message: Stats) -> None:
     for name in _COUNTS:
-        _within(name, getattr(message, name), MAX_ID)
+        require_within(name, getattr(message, name), 0, MAX_ID)
     for name in _TIMES:
         times: Quantiles = getattr(message, name)
-        _within(name, times.n, MAX_ID)
-        _finite(name, times.total + times.p50 + times.p95 + times.p99 + times.max)
-    _finite("now_s", message.now_s)
-
-
-def _within(name: str, value: int, high: int) -> None:
-    if not 0 <= value <= high:
-        raise UsageError(f"{name} = {value} in a message", where=name, hint=f"0 to {high}")
-
-
-def _finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise UsageError(f"{name} = {value} in a message", where=name, hint="a finite number")
+        require_within(name, times.n, 0, MAX_ID)
+        require_finite(name, times.total + times.p50 + times.p95 + times.p99 + times.max)
+    require_finite("now_s", message.now_s)

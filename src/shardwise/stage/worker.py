@@ -32,7 +32,7 @@ from shardwise.stage.links import Links
 from shardwise.stage.llama.backend import LlamaCppBackend
 from shardwise.stage.obtain import obtain, with_own_hello
 from shardwise.stage.resume import adopt, continue_from, on_wanted, refill_mirror
-from shardwise.stage.sensible import MAX_INT, StageLimits, require_sensible
+from shardwise.stage.sensible import StageLimits, require_sensible
 from shardwise.stage.sent_log import SentLog
 from shardwise.stage.sessions import SessionTable, StageSession
 from shardwise.stage.stats import WorkerFigures
@@ -59,6 +59,7 @@ from shardwise.transport.messages import (
     Wanted,
     failure_of,
 )
+from shardwise.transport.values import MAX_INT
 
 IDLE_WAIT_S = 1.0
 GREET_AGAIN_S = 0.02
