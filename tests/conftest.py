@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+
+from shardwise.cluster.spawn import UNSET
+
+for _name in UNSET:  # workers start without: the reference in this process must round as they do
+    os.environ.pop(_name, None)
 
 
 @pytest.fixture(scope="session")
