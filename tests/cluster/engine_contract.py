@@ -134,7 +134,8 @@ class RealEngineContract(EngineContract):
         assert status.exit_status
         assert "this.module.is.missing" in status.log_tail or "No module named" in status.log_tail
 
-    def test_environment_and_log_limits(self, engine: ClusterEngine) -> None:
+    def test_environment_and_log_limits(self, engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")  # tuned for another machine: no worker gets it
         spec = tiny("env", show=["SHARDWISE_COLOUR", "OPENBLAS_CORETYPE"], log=[f"line {i}" for i in range(300)] + ["y" * 10_000])
         engine.start(WorkerSpec(name="env", module=WORKER, config=spec.config, environment={"SHARDWISE_COLOUR": "green"}))
         wait_until(lambda: "OPENBLAS_CORETYPE=None" in engine.status("env").log_tail, what="environment shown")

@@ -35,8 +35,6 @@ class Ranks:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "0",
         }
-        for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
-            environment.pop(name, None)
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.tp.worker", str(rank), str(world), str(store), str(timeout_s)],
